@@ -40,6 +40,7 @@ from hlat.model.parameter_layout import parameter_layouts
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
 from hlat.planner.plan import make_plan
+from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.problem.request import resolve_request
 from hlat.rehearsal import rehearse_rank
 from hlat.reporting import list_runs, report_page
@@ -202,7 +203,7 @@ def ranks(table: Table, quick: bool) -> None:
 def planning(table: Table, quick: bool) -> None:
     """Devices that a plan chooses a layout for."""
     for nodes in (1, 4, 16) if quick else (1, 4, 16, 64, 256):
-        request = resolve_request("hlat-7b", parse_cluster(f"trn1.32xlarge:{nodes}", load_catalog()))
+        request = resolve_request(PlanQuestion("hlat-7b"), parse_cluster(f"trn1.32xlarge:{nodes}", load_catalog()))
         table.measure("hlat plan, by devices", "devices", 32 * nodes, lambda request=request: make_plan(request))
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.cli.options import parse_amount
 from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
+from hlat.planner.problem.question import parse_amount
 from hlat.runtime.errors import PlanError
 from hlat.runtime.quantities import (
     QuantityError,

@@ -16,6 +16,7 @@ from hlat.config.load import parse_recipe
 from hlat.hardware import Chip, Cluster, load_catalog
 from hlat.planner.plan import make_plan, recipe_fragment
 from hlat.planner.problem.layouts import layout_text, parse_layout
+from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.problem.request import PlanRequest, resolve_request
 from hlat.planner.search import LayoutPrediction, fastest_layouts, predict_layout
 from hlat.precision import MODES
@@ -55,7 +56,7 @@ def requests(seed: int, count: int) -> Iterator[tuple[random.Random, PlanRequest
         cluster = Cluster(instance, catalog.chip(instance.chip), generator.choice((1, 2, 4, 8)))
         sizes = {"sequence": generator.choice((2048, 4096)), "global_batch": generator.choice((64, 128, 256))}
         try:
-            request = resolve_request(generator.choice(MODELS), cluster, tokens=10**10, **sizes)
+            request = resolve_request(PlanQuestion(generator.choice(MODELS), tokens=10**10, **sizes), cluster)
         except PlanError:
             continue
         if found := fastest_layouts(request):
@@ -138,10 +139,12 @@ def fragments_refused(seed: int, count: int) -> list[str]:
         question = {
             "sequence": generator.choice((1024, 2048, 4096, 5120)),
             "global_batch": generator.choice((24, 64, 96, 256)),
-            "mode": generator.choice((None, *MODES)),
+            "precision": generator.choice((None, *MODES)),
         }
         try:
-            request = resolve_request(generator.choice(sorted(PRESETS)), cluster, tokens=10**10, **question)
+            request = resolve_request(
+                PlanQuestion(generator.choice(sorted(PRESETS)), tokens=10**10, **question), cluster
+            )
         except PlanError:
             continue
         found = fastest_layouts(request)

@@ -1,14 +1,16 @@
 """Plans: layout, time, memory and cost of a run before anything is started."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hlat.api.recipes import checks_arguments
+from hlat.planner import PlanQuestion, compare_clusters
+from hlat.planner import choose_cluster as choose_cluster_for
+from hlat.planner import choose_model_size as choose_model_size_for
 
 if TYPE_CHECKING:
-    from hlat.hardware import Catalog, Cluster, PriceKind
-    from hlat.planner import ClusterComparison, ModelSize, PlanRequest, Purchase, RequestOf, TrainingPlan
+    from hlat.planner import ClusterComparison, ModelSize, Purchase, TrainingPlan
 
 
 @checks_arguments
@@ -58,23 +60,8 @@ def plan(
         HardwareError: the cluster is unknown, or the catalog is inconsistent.
         RecipeError: the recipe or config.json has mistakes.
     """
-    found = compare_plans(
-        model,
-        [cluster],
-        tokens=tokens,
-        sequence=sequence,
-        global_batch=global_batch,
-        precision=precision,
-        price=price,
-        layout=layout,
-        hardware=hardware,
-        per=per,
-        interruptions=interruptions,
-        prices_of=prices_of,
-        storage=storage,
-        pue=pue,
-    )
-    return found.plans[0]
+    given = locals()
+    return compare_plans(clusters=[given.pop("cluster")], **given).plans[0]
 
 
 @checks_arguments
@@ -126,26 +113,7 @@ def compare_plans(
         HardwareError: a cluster is unknown, or the catalog is inconsistent.
         RecipeError: the recipe or config.json has mistakes.
     """
-    from hlat.planner import compare_clusters
-
-    return compare_clusters(
-        str(model),
-        clusters,
-        tokens=tokens,
-        sequence=sequence,
-        global_batch=global_batch,
-        precision=precision,
-        price=price,
-        rank_by=rank_by,
-        layout=layout,
-        against=against,
-        hardware=None if hardware is None else Path(hardware),
-        per=per,
-        interruptions=interruptions,
-        prices_of=prices_of,
-        storage=storage,
-        pue=pue,
-    )
+    return compare_clusters(PlanQuestion(**locals()))
 
 
 @checks_arguments
@@ -199,15 +167,7 @@ def choose_cluster(
         HardwareError: an instance is unknown, or the catalog is inconsistent.
         RecipeError: the recipe or config.json has mistakes.
     """
-    from hlat.planner import afford, parse_goal
-    from hlat.planner import choose_cluster as choose
-
-    goal = parse_goal(deadline, budget)
-    of_model, catalog, kind = _question(
-        sequence, global_batch, precision, price, hardware, interruptions, prices_of, storage, pue
-    )
-    free = goal.usd is not None and tokens is None and _says_no_tokens(str(model), catalog)
-    return (afford if free else choose)(chips, goal, of_model(str(model), tokens), catalog, kind)
+    return choose_cluster_for(PlanQuestion(**locals()))
 
 
 @checks_arguments
@@ -259,61 +219,4 @@ def choose_model_size(
         PlanError: neither a budget nor FLOPs, or both; nothing fits; or no price is known.
         HardwareError: an instance is unknown, or the catalog is inconsistent.
     """
-    from hlat.planner import choose_model_size as choose
-    from hlat.planner import parse_goal
-    from hlat.runtime.errors import PlanError
-
-    if (budget is None) == (flops is None):
-        raise PlanError("the size of a model follows from a budget in USD or from FLOPs: give one of them")
-    if any(value is not None and not 0 < value < 1e32 for value in (flops, inference_tokens)):
-        raise PlanError("--flops and --inference-tokens must be positive numbers below 1e32")
-    goal = parse_goal(deadline, budget)
-    of_model, catalog, kind = _question(
-        sequence, global_batch, precision, price, hardware, interruptions, prices_of, storage, pue
-    )
-    return choose(chips, goal, of_model, catalog, kind, flops=flops, generated=float(inference_tokens or 0))
-
-
-def _question(
-    sequence: int | None,
-    global_batch: int | None,
-    precision: str | None,
-    price: str | None,
-    hardware: str | Path | None,
-    interruptions: float | None,
-    prices_of: str | None,
-    storage: str | None,
-    pue: float | None,
-) -> "tuple[RequestOf, Catalog, PriceKind | None]":
-    """Return the requests of a model by its name and tokens, the catalog with the prices asked for, and their kind."""
-    from hlat.hardware import OWN, load_catalog, parse_quote, parse_site, with_prices_of, with_quote
-    from hlat.planner import price_kind, resolve_request
-
-    quote, site = parse_quote(price), parse_site(storage, pue)
-    priced = with_prices_of(load_catalog(None if hardware is None else str(hardware)), prices_of)
-    catalog = with_quote(priced, quote, interruptions)
-
-    def of_model(model: str, tokens: int | None) -> "Callable[[Cluster, PriceKind | None], PlanRequest]":
-        return lambda cluster, of: resolve_request(
-            model,
-            cluster,
-            mode=precision,
-            price=of,
-            tokens=tokens,
-            sequence=sequence,
-            global_batch=global_batch,
-            site=site,
-        )
-
-    return of_model, catalog, price_kind(price if quote is None else OWN, [])
-
-
-def _says_no_tokens(model: str, catalog: "Catalog") -> bool:
-    from hlat.hardware import Cluster
-    from hlat.planner import resolve_request
-
-    # A model that is no recipe comes without a number of tokens, on every cluster and for all other options: any
-    # cluster can be asked, in a precision that every chip has.
-    usable = ((one, catalog.chip(one.chip)) for one in catalog.instances)
-    instance, chip = next((one, chip) for one, chip in usable if chip is not None and chip.can_be_planned)
-    return resolve_request(model, Cluster(instance, chip, 1), mode="mixed").tokens_assumed
+    return choose_model_size_for(PlanQuestion(**locals()))

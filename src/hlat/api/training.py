@@ -189,7 +189,7 @@ def rehearse(
         from hlat.rehearsal import parse_device
         from hlat.rehearsal import rehearse as rehearse_world
 
-        catalog = load_catalog(None if hardware is None else str(hardware))
+        catalog = load_catalog(hardware)
         of_cluster = None if cluster is None else parse_cluster(cluster, catalog)
         simulated = parse_device(device, of_cluster, catalog)
         count = world or (1 if of_cluster is None else of_cluster.devices)

@@ -25,18 +25,13 @@ HardwareOption = Annotated[
 ]
 
 
-def catalog_of(file: Path | None) -> "Catalog":
-    """Load the shipped catalog, with a user's file on top if one is given."""
-    from hlat.hardware import load_catalog
-
-    return load_catalog(None if file is None else str(file))
-
-
 @app.command("list")
 def list_command(hardware: HardwareOption = None) -> None:
     """List the instances that plans can be made for."""
+    from hlat.hardware import load_catalog
+
     ready()
-    catalog = catalog_of(hardware)
+    catalog = load_catalog(hardware)
     say(f"{'instance':19} {'chips':>5}  {'chip':14} {'16-bit TFLOP':>12} {'GiB':>5} {'USD/h':>8}  price")
     for one in catalog.instances:
         chip = catalog.chip(one.chip)
@@ -53,10 +48,10 @@ def show_command(
     hardware: HardwareOption = None,
 ) -> None:
     """Show every figure of an instance or a chip, each with its source."""
-    from hlat.hardware import parse_cluster
+    from hlat.hardware import load_catalog, parse_cluster
 
     ready()
-    catalog = catalog_of(hardware)
+    catalog = load_catalog(hardware)
     chip = catalog.chip(name) or catalog.chip_by_torch_name(name)
     if chip is None:
         parse_cluster(f"{name}:1", catalog)  # raises the error that names similar instances

@@ -1,13 +1,13 @@
 """Options of verbs beyond typer: those of all schedulers, checks before anything is computed, hints for wrong ones.
 
 hlat launch slurm, kubernetes -> NodesOption, NprocOption, ...
-hlat plan -> check_question, parse_amount;  verbs that write files -> check_outputs
+verbs that write files -> check_outputs
 error of the parser --hinted--> its message with what would work: verbs and options of other programs, and what
 they are here; words of libraries are left out
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,72 +34,6 @@ EnvOption = Annotated[
 NameOption = Annotated[str | None, typer.Option(help="Name of the job; default: the run's.")]
 GraceOption = Annotated[int, typer.Option(help="Seconds before the end at which the run is told to save.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted.")]
-
-
-def parse_amount(text: str | None, option: str = "--tokens") -> int | None:
-    """Parse a large number, of tokens or FLOPs, as in 3e11 or 300B; raises PlanError."""
-    from hlat.runtime.errors import PlanError
-    from hlat.runtime.quantities import QuantityError, parse_whole
-
-    if text is None:
-        return None
-    try:
-        found = parse_whole(text)
-    except QuantityError as error:
-        raise PlanError(f"{option} {text}: {error}") from None
-    if found is None or found <= 0:
-        raise PlanError(f"{option} {text}: must be a positive number, as in 300B, 3e11 or 300_000_000_000")
-    return found
-
-
-def check_question(
-    model: str | None,
-    cluster: Sequence[str] | None,
-    chips: str | None,
-    goals: Mapping[str, str | None],
-    sizes: Mapping[str, str | None],
-    of_clusters: Sequence[object],
-    tokens: str | None,
-) -> None:
-    """Raise PlanError unless one plan is asked for: on clusters, for a number of chips, or for a model's size."""
-    from hlat.runtime.errors import PlanError
-
-    problems: list[str] = []
-    sized = any(value is not None for value in (goals["--budget"], *sizes.values()))
-    if model is None and chips and sized:
-        problems += _size_problems(goals["--budget"], sizes["--flops"], tokens)
-    elif model is None or not (cluster or chips):
-        problems.append(_lacking(model, bool(cluster or chips)))
-    elif cluster and chips:
-        problems.append("--cluster plans for a number of instances, --chips chooses it: give one of them")
-    if chips and any(of_clusters):
-        others = "--per, --rank-by, --layout, --against, --html, --trace and --fragment"
-        problems.append(f"{others} go with --cluster: choose the number with --chips first, then plan on that cluster")
-    if any(goals.values()) and not chips:
-        problems.append("--deadline and --budget go with --chips, as in --chips any --deadline 14d")
-    if model is not None and any(sizes.values()):
-        problems.append("--flops and --inference-tokens choose the size of a model: leave --model out")
-    if problems:
-        raise PlanError("\n".join(problems))
-
-
-def _lacking(model: str | None, has_place: bool) -> str:
-    if model is not None:
-        return (
-            "--cluster is missing: on what to train, as in --cluster p5.48xlarge:4. Or give --chips any with "
-            "--deadline 14d or --budget 50k, and the number is chosen"
-        )
-    example = "--model is missing: a preset, config.json or recipe, as in --model llama-3.1-8b"
-    if has_place:
-        return f"{example}. With --chips, --budget 50k or --flops 1e22 chooses the size of the model instead"
-    return f"{example}; and --cluster, as in --cluster p5.48xlarge:4, or --chips any to choose the cluster"
-
-
-def _size_problems(budget: str | None, flops: str | None, tokens: str | None) -> Iterator[str]:
-    if (budget is None) == (flops is None):
-        yield "without --model, the size of a model follows from --budget or --flops: give one of them"
-    if tokens is not None:
-        yield "--tokens needs --model: without one, size and tokens are chosen together"
 
 
 def check_outputs(paths: Sequence[Path | None]) -> None:

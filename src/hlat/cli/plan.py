@@ -10,21 +10,21 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import hlat
 from hlat.cli.hardware import HardwareOption
-from hlat.cli.options import check_outputs, check_question, parse_amount
+from hlat.cli.options import check_outputs
 from hlat.cli.terminal import OverridesArgument, RecipeArgument, ready, say, whole_number
 from hlat.runtime.terminal import escape_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from hlat.hardware import Cluster, PriceKind
-    from hlat.planner import ClusterComparison, ModelSize, Offer, Purchase, TrainingPlan
+    from hlat.hardware import Cluster
+    from hlat.planner import ClusterComparison, ModelSize, PlanQuestion, Purchase, TrainingPlan
     from hlat.rehearsal import Rehearsal
 
 
@@ -82,132 +82,58 @@ def plan_command(
     hardware: HardwareOption = None,
 ) -> None:
     """Choose the layout of a run, and predict its time, memory, cost and goodput."""
-    import hlat.planner.report  # while Ctrl-C cannot interrupt it
+    options = locals()
+    from hlat.planner import PlanQuestion, check_options, compare_clusters  # before ready(), which lets Ctrl-C in
 
     ready()
-    check_question(
-        model,
-        cluster,
-        chips,
-        {"--deadline": deadline, "--budget": budget},
-        {"--flops": flops, "--inference-tokens": inference_tokens},
-        (per, rank_by, layout, against, html, trace, fragment),
-        tokens,
-    )
-    asked = {
-        "--seq": seq,
-        "--global-batch": global_batch,
-        "--precision": precision,
-        "--price": price,
-        "--interruptions": interruptions,
-        "--prices-of": prices_of,
-        "--storage": storage,
-        "--pue": pue,
-        "--hardware": hardware,
-    }
+    check_options(options)
     if chips is not None:
         gc.freeze()  # what was imported stays; a question makes many small objects
-        if model is None:
-            size = hlat.choose_model_size(
-                chips=chips,
-                budget=budget,
-                flops=parse_amount(flops, "--flops"),
-                inference_tokens=parse_amount(inference_tokens, "--inference-tokens"),
-                deadline=deadline,
-                sequence=seq,
-                global_batch=global_batch,
-                precision=precision,
-                price=price,
-                hardware=hardware,
-                interruptions=interruptions,
-                prices_of=prices_of,
-                storage=storage,
-                pue=pue,
-            )
-            say_model_size(size, asked, as_json=as_json)
-            return
-        found = hlat.choose_cluster(
-            model,
-            chips=chips,
-            deadline=deadline,
-            budget=budget,
-            tokens=parse_amount(tokens),
-            sequence=seq,
-            global_batch=global_batch,
-            precision=precision,
-            price=price,
-            hardware=hardware,
-            interruptions=interruptions,
-            prices_of=prices_of,
-            storage=storage,
-            pue=pue,
-        )
-        say_purchase(found, {"--model": model, "--tokens": tokens, **asked}, as_json=as_json)
+        _say_choice(PlanQuestion.of_options(options), options, as_json=as_json)
         return
-    assert model is not None, "checked"
-    # Before anything is computed: no plan is lost to a mistyped path.
     check_outputs((html, trace, fragment))
-    compared = hlat.compare_plans(
-        model,
-        cluster or [],
-        tokens=parse_amount(tokens),
-        sequence=seq,
-        global_batch=global_batch,
-        precision=precision,
-        price=price,
-        rank_by=rank_by,
-        layout=layout,
-        against=against,
-        hardware=hardware,
-        per=per,
-        interruptions=interruptions,
-        prices_of=prices_of,
-        storage=storage,
-        pue=pue,
-    )
+    compared = compare_clusters(PlanQuestion.of_options(options))
     _say_plans(compared, as_json=as_json, words=explain)
     if per is None and not as_json:
         say_units(plan.request.cluster for plan in compared.plans)
     _write_files(list(compared.plans), html, trace, fragment)
 
 
-def say_purchase(found: "Purchase", asked: "Mapping[str, object]", *, as_json: bool) -> None:
-    """Print the choice of a cluster, and the command that plans its run from the options ``asked``."""
-    from hlat.planner import purchase_json, purchase_lines
+# A plan on the chosen cluster takes all other options of the question, in the order of their declaration.
+_OF_THE_CHOICE = {"cluster", "chips", "deadline", "budget", "flops", "inference_tokens", "explain", "as_json"}
 
+
+def _say_choice(question: "PlanQuestion", options: "Mapping[str, Any]", *, as_json: bool) -> None:
+    """Print a choice of cluster or of a model's size, and the command that plans its run."""
+    from hlat.planner import (
+        choose_cluster,
+        choose_model_size,
+        command_lines,
+        model_size_json,
+        model_size_lines,
+        purchase_json,
+        purchase_lines,
+    )
+
+    found: Purchase | ModelSize
+    if question.model is None:
+        found = choose_model_size(question)
+        content, lines = model_size_json(found), model_size_lines(found, _columns())
+    else:
+        found = choose_cluster(question)
+        content, lines = purchase_json(found), purchase_lines(found, _columns())
     if as_json:
-        say(json.dumps(purchase_json(found), indent=2))
+        say(json.dumps(content, indent=2))
         return
-    for line in purchase_lines(found, _columns()):
+    for line in lines:
         say(escape_name(line))
-    _say_command(found.chosen, {**asked, "--tokens": asked["--tokens"] or _tokens_of(found)}, found.price)
-
-
-def say_model_size(found: "ModelSize", asked: "Mapping[str, object]", *, as_json: bool) -> None:
-    """Print the choice of a model's size, and the command that plans its run from the options ``asked``."""
-    from hlat.planner import model_size_json, model_size_lines
-
-    if as_json:
-        say(json.dumps(model_size_json(found), indent=2))
-        return
-    for line in model_size_lines(found, _columns()):
-        say(line)
-    offer = found.runs[0].offer
-    _say_command(offer, {"--model": offer.request.name, "--tokens": offer.request.tokens, **asked}, found.price)
-
-
-def _tokens_of(found: "Purchase") -> int | None:
-    # If the question had no tokens, they are those that a budget affords.
-    return found.chosen.request.tokens if found.affords else None
-
-
-def _say_command(offer: "Offer", asked: "Mapping[str, object]", price: "PriceKind | None") -> None:
-    from hlat.planner import command_lines
-
-    given = {**asked, "--price": asked["--price"] or price}
-    options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     say("\n* the choice. Its plan:")
-    command = ["hlat", "plan", *options, "--cluster", offer.cluster.name, "--explain"]
+    run = found.chosen.request
+    chosen = {"model": run.name, "tokens": options["tokens"] or (run.tokens if found.affords else None)}
+    values = {**options, **chosen, "price": options["price"] or found.price}
+    given = [name for name, value in values.items() if value is not None and name not in _OF_THE_CHOICE]
+    words = [word for name in given for word in (f"--{name.replace('_', '-')}", str(values[name]))]
+    command = ["hlat", "plan", *words, "--cluster", run.cluster.name, "--explain"]
     for line in command_lines(command, _columns()):
         say(line)
 

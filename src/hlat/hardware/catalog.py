@@ -262,7 +262,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 7 times as fast; not 
 
 
 @cache
-def load_catalog(user_file: str | None = None) -> Catalog:
+def load_catalog(user_file: str | Path | None = None) -> Catalog:
     """Load the catalog; entries of the user's file replace shipped ones of the same name.
 
     Raises:

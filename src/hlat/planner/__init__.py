@@ -1,6 +1,7 @@
 """Predict a run before it starts: memory, time, cost, and the layout that takes least.
 
-    request, layouts (problem) -> bytes (memory), seconds (cost) of each -> the best (search) -> tables, pages (report)
+    question -> request, layouts (problem) -> bytes (memory), seconds (cost) of each -> the best (search)
+        -> tables, pages (report)
 
 benchmarks/published_runs compares the cost model with published runs.
 """
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from hlat.planner.cost.step_time import Timeline as Timeline
     from hlat.planner.memory import device_overhead as device_overhead
     from hlat.planner.memory import has_fused_kernels as has_fused_kernels
-    from hlat.planner.offers import Offer as Offer
-    from hlat.planner.offers import parse_goal as parse_goal
     from hlat.planner.plan import TrainingPlan as TrainingPlan
     from hlat.planner.plan import fits as fits
     from hlat.planner.plan import format_number as format_number
@@ -25,14 +24,15 @@ if TYPE_CHECKING:
     from hlat.planner.problem.layouts import Candidate as Candidate
     from hlat.planner.problem.layouts import layout_violations as layout_violations
     from hlat.planner.problem.layouts import recipe_step as recipe_step
+    from hlat.planner.problem.question import PlanQuestion as PlanQuestion
+    from hlat.planner.problem.question import check_options as check_options
+    from hlat.planner.problem.question import price_kind as price_kind
     from hlat.planner.problem.request import PlanRequest as PlanRequest
     from hlat.planner.problem.request import resolve_request as resolve_request
     from hlat.planner.problem.workload import RECOMPUTE_POLICIES as RECOMPUTE_POLICIES
     from hlat.planner.purchase import CHINCHILLA as CHINCHILLA
     from hlat.planner.purchase import ModelSize as ModelSize
     from hlat.planner.purchase import Purchase as Purchase
-    from hlat.planner.purchase import RequestOf as RequestOf
-    from hlat.planner.purchase import afford as afford
     from hlat.planner.purchase import choose_cluster as choose_cluster
     from hlat.planner.purchase import choose_model_size as choose_model_size
     from hlat.planner.purchase_table import model_size_json as model_size_json
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from hlat.planner.report.comparison import ClusterComparison as ClusterComparison
     from hlat.planner.report.comparison import compare_clusters as compare_clusters
     from hlat.planner.report.comparison import comparison_lines as comparison_lines
-    from hlat.planner.report.comparison import price_kind as price_kind
     from hlat.planner.report.explanation import plan_words as plan_words
     from hlat.planner.report.html_report import chrome_trace as chrome_trace
     from hlat.planner.report.html_report import html_page as html_page
@@ -61,14 +60,14 @@ __getattr__ = lazily(
     {
         "cost.step_time": "OperationTimes Timeline",
         "memory": "device_overhead has_fused_kernels",
-        "offers": "Offer parse_goal",
         "plan": "TrainingPlan fits format_number make_plan recipe_fragment run_determinism_cost",
         "problem.layouts": "Candidate layout_violations recipe_step",
+        "problem.question": "PlanQuestion check_options price_kind",
         "problem.request": "PlanRequest resolve_request",
         "problem.workload": "RECOMPUTE_POLICIES",
-        "purchase": "CHINCHILLA ModelSize Purchase RequestOf afford choose_cluster choose_model_size",
+        "purchase": "CHINCHILLA ModelSize Purchase choose_cluster choose_model_size",
         "purchase_table": "model_size_json model_size_lines purchase_json purchase_lines",
-        "report.comparison": "ClusterComparison compare_clusters comparison_lines price_kind",
+        "report.comparison": "ClusterComparison compare_clusters comparison_lines",
         "report.explanation": "plan_words",
         "report.html_report": "chrome_trace html_page",
         "report.terminal": "WIDE command_lines plan_lines wrapped",

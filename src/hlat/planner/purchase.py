@@ -1,7 +1,7 @@
 """Purchases: a cluster for a run, the tokens that a budget affords, or the model that it can train.
 
     model, kinds of instances, goal --choose_cluster--> Purchase: the best run of each kind, and sizes of the chosen one
-    model, budget, deadline or none --afford--> Purchase: the run of each kind with most tokens
+    model without tokens, budget --choose_cluster--> Purchase: the run of each kind with most tokens
     budget or FLOPs --choose_model_size--> ModelSize: a model, its tokens and its run
 
         budget --scaling law--> parameters, tokens --nearest shape--> model --planner--> FLOPs that the budget buys
@@ -18,15 +18,16 @@ equation 2. They also find that far beyond the usual tokens per parameter, more 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import ceil, floor, log
 
 from hlat.hardware import Catalog, Chip, Cluster, Instance, PriceKind, close_names
 from hlat.model import count_parameters
-from hlat.planner.offers import Goal, Kind, Offer, compute, explore, without_refusals
+from hlat.planner.offers import Goal, Kind, Offer, compute, explore, parse_goal, without_refusals
 from hlat.planner.problem.devices import why_not_runnable
-from hlat.planner.problem.request import PlanRequest, nearest_shape
+from hlat.planner.problem.question import PlanQuestion
+from hlat.planner.problem.request import PlanRequest, names_tokens, nearest_shape, resolve_request
 from hlat.runtime.errors import HardwareError, PlanError
 from hlat.runtime.quantities import short_count
 
@@ -69,27 +70,19 @@ def _runnable(offer: Offer) -> bool:
     return not why_not_runnable(offer.cluster.chip, offer.request.mode)
 
 
-def choose_cluster(
-    chips: str,
-    goal: Goal,
-    request_on: Callable[[Cluster, PriceKind | None], PlanRequest],
-    catalog: Catalog,
-    price: PriceKind | None = None,
-) -> Purchase:
-    """Choose kind and number of instances for a run.
+def choose_cluster(question: PlanQuestion) -> Purchase:
+    """Choose kind and number of instances for a run, by a deadline, a budget, both or neither.
 
-    Args:
-        chips: instances or chips of the catalog, separated by commas, or ``any``.
-        goal: limits of the run: a deadline, a budget, both or neither.
-        request_on: the request on a cluster, with prices of a kind.
-        catalog: where instances and prices are looked up.
-        price: None for the kind of price that most of the instances have.
+    With a budget for a model whose number of tokens nobody says, they are those that train on most tokens.
 
     Raises:
         HardwareError: an unknown instance or chip; names all of them.
-        PlanError: no cluster meets the goal; says how close each kind comes.
+        PlanError: no price is known, or no cluster meets the goal; says how close each kind comes.
     """
-    kinds, of, missed = kinds_of(chips, goal, request_on, catalog, price)
+    goal = parse_goal(question.deadline, question.budget)
+    kinds, of, missed = _kinds_of(question, goal)
+    if goal.usd is not None and question.tokens is None and not names_tokens(str(question.model)):
+        return _afford(goal, kinds, of, missed)
     found, others = explore(goal, kinds)
     missed |= others
     if not found:
@@ -108,19 +101,14 @@ def no_offer(what: str, missed: dict[str, str]) -> PlanError:
     return PlanError("\n".join([f"{what}:", *lines]))
 
 
-def kinds_of(
-    chips: str,
-    goal: Goal,
-    request_on: Callable[[Cluster, PriceKind | None], PlanRequest],
-    catalog: Catalog,
-    price: PriceKind | None,
-) -> tuple[list[Kind], PriceKind | None, dict[str, str]]:
+def _kinds_of(question: PlanQuestion, goal: Goal) -> tuple[list[Kind], PriceKind | None, dict[str, str]]:
     """Find the kinds of instances of a question, the kind of their prices, and reasons by kind that has none.
 
-    Arguments and errors are those of ``choose_cluster``. PlanError: there is a budget, and no price is known.
+    PlanError: there is a budget, and no price is known.
     """
-    instances = _instances(chips, catalog, priced=goal.usd is not None)
-    of = price or _commonest_price([instance for instance, _ in instances])
+    catalog, of = question.catalog, question.price_kind()
+    instances = _instances(question.chips or "", catalog, priced=goal.usd is not None)
+    of = of or _commonest_price([instance for instance, _ in instances])
     known = {instance.name for instance, _ in instances if of is None or of in instance.prices}
     missed = {one.name: f"no {of} price is known" for one, _ in instances if one.name not in known}
     if goal.usd is not None and of is None:
@@ -128,7 +116,7 @@ def kinds_of(
         raise PlanError(f"--budget: no price is known of {names}; give one, as in --price 2.10/h (of a chip)")
 
     def request(cluster: Cluster) -> PlanRequest:
-        return request_on(cluster, of)
+        return resolve_request(question, cluster, of)
 
     return [Kind(instance, chip, request) for instance, chip in instances if instance.name in known], of, missed
 
@@ -178,22 +166,8 @@ def _commonest_price(instances: Sequence[Instance]) -> PriceKind | None:
 _DOUBLINGS = 6  # of a number that is too small for the model, and halvings of one too large for its batch
 
 
-def afford(
-    chips: str,
-    goal: Goal,
-    request_on: Callable[[Cluster, PriceKind | None], PlanRequest],
-    catalog: Catalog,
-    price: PriceKind | None = None,
-) -> Purchase:
-    """Choose kind and number of instances that train on most tokens.
-
-    Arguments are those of ``choose_cluster``; the goal has a budget, and the tokens of the requests have no influence.
-
-    Raises:
-        HardwareError: an unknown instance or chip; names all of them.
-        PlanError: no price is known, or the model fits nowhere.
-    """
-    kinds, of, missed = kinds_of(chips, goal, request_on, catalog, price)
+def _afford(goal: Goal, kinds: Sequence[Kind], of: PriceKind | None, missed: dict[str, str]) -> Purchase:
+    """Choose kind and number of instances that train on most tokens; the requests' own tokens have no influence."""
     # Per token, a run costs and takes the same with few tokens as with many. So without a deadline the best number of
     # instances is that of a plan without a goal (the bend of the cost), and the budget says how many tokens.
     if goal.days is None:
@@ -222,7 +196,7 @@ def afford(
 
 def affordable(goal: Goal, offer: Offer) -> Offer:
     """Return the run with as many tokens as budget and deadline allow, at least one step."""
-    assert goal.usd is not None and offer.usd is not None, "a budget needs prices, which kinds_of looked for"
+    assert goal.usd is not None and offer.usd is not None, "a budget needs prices, which _kinds_of looked for"
     share = goal.usd / offer.usd
     if goal.days is not None:
         share = min(share, goal.days / offer.days)
@@ -233,7 +207,7 @@ def _for_all_the_time(goal: Goal, kind: Kind) -> Sequence[Offer]:
     """Return offers that cost about the budget until the deadline; the nearest possible one where none is."""
     assert goal.days is not None and goal.usd is not None, "there are a deadline and a budget"
     price = kind.cluster(1).price(kind.request_on(kind.cluster(1)).price)
-    assert price is not None, "a budget needs prices, which kinds_of looked for"
+    assert price is not None, "a budget needs prices, which _kinds_of looked for"
     # So many instances for the whole time cost the budget. Fewer have too little time, more too little money.
     number = goal.usd / (price[1] * 24 * goal.days)
     below, above = max(1, floor(number)), max(1, ceil(number))
@@ -292,9 +266,6 @@ CHINCHILLA = ScalingLaw(1.8172, 482.01, 2085.43, 0.3478, 0.3658)
 _FIRST_FLOPS = 1e21  # of the model that is asked for first; every later one gets a cluster of its own
 _MOST_SIZES = 10  # that are asked for; three are usual
 
-RequestOf = Callable[[str, int | None], Callable[[Cluster, PriceKind | None], PlanRequest]]
-"""The requests of a model with so many tokens (None for any), by cluster and kind of price."""
-
 
 @dataclass(frozen=True)
 class SizedRun:
@@ -332,43 +303,36 @@ class ModelSize:
     price: PriceKind | None
     runs: tuple[SizedRun, ...]  # the best for the tokens to be generated first, if any; then the least loss
     missed: dict[str, str]  # reason by kind of instance without an offer
+    affords = True  # the number of tokens is chosen with the size
+
+    @property
+    def chosen(self) -> Offer:
+        return self.runs[0].offer
 
 
-def choose_model_size(
-    chips: str,
-    goal: Goal,
-    request_of: RequestOf,
-    catalog: Catalog,
-    price: PriceKind | None = None,
-    *,
-    flops: float | None = None,
-    generated: float = 0.0,
-) -> ModelSize:
+def choose_model_size(question: PlanQuestion) -> ModelSize:
     """Choose the size of a model, its tokens and its cluster.
-
-    Args:
-        chips: instances or chips of the catalog, separated by commas, or ``any``.
-        goal: limits of the run; without ``flops``, a budget is one of them.
-        request_of: the requests of a model, by cluster and kind of price.
-        catalog: where instances and prices are looked up.
-        price: None for the kind of price that most of the instances have.
-        flops: FLOPs of the training, instead of what the budget buys.
-        generated: tokens to be generated over the model's life, prompts included.
 
     Raises:
         HardwareError: an unknown instance or chip; names all of them.
-        PlanError: no price is known, or nothing fits.
+        PlanError: neither a budget nor FLOPs, or both; no price is known, or nothing fits.
     """
+    flops, generated = question.flops, float(question.inference_tokens or 0)
+    if (question.budget is None) == (flops is None):
+        raise PlanError("the size of a model follows from a budget in USD or from FLOPs: give one of them")
+    if any(value is not None and not 0 < value < 1e32 for value in (flops, question.inference_tokens)):
+        raise PlanError("--flops and --inference-tokens must be positive numbers below 1e32")
+    goal = parse_goal(question.deadline, question.budget)
     purposes = [("least loss", 0.0)]
     if generated:
         purposes.insert(0, (f"{short_count(generated)} generated", generated))
     if flops is not None:
-        return _for_flops(chips, goal, request_of, catalog, price, flops, generated, purposes)
+        return _for_flops(question, goal, flops, generated, purposes)
     purchases: dict[str, Purchase] = {}
 
     def purchase_of(name: str) -> Purchase:
         if name not in purchases:
-            purchases[name] = afford(chips, goal, request_of(name, None), catalog, price)
+            purchases[name] = choose_cluster(replace(question, model=name))
         return purchases[name]
 
     begin, runs = CHINCHILLA.optimal_size(_FIRST_FLOPS)[0], []
@@ -396,27 +360,17 @@ def _agreed(purchase_of: Callable[[str], Purchase], begin: float, purpose: str, 
 
 
 def _for_flops(
-    chips: str,
-    goal: Goal,
-    request_of: RequestOf,
-    catalog: Catalog,
-    price: PriceKind | None,
-    flops: float,
-    generated: float,
-    purposes: list[tuple[str, float]],
+    question: PlanQuestion, goal: Goal, flops: float, generated: float, purposes: list[tuple[str, float]]
 ) -> ModelSize:
     """Return the runs for an amount of compute: their sizes are known before anything is planned."""
-    runs, missed = [], {}
-    of = price
+    runs = []
     for purpose, tokens in purposes:
         best = CHINCHILLA.optimal_size(flops, tokens)
         name, _, size = nearest_shape(best[0])
-        found = choose_cluster(
-            chips, goal, request_of(name, max(1, round(flops / FLOPS_PER_PARAMETER / size))), catalog, price
-        )
-        of, missed = found.price, found.missed
+        tokens_of_size = max(1, round(flops / FLOPS_PER_PARAMETER / size))
+        found = choose_cluster(replace(question, model=name, tokens=tokens_of_size))
         runs.append(SizedRun(purpose, size, best, found.chosen))
-    return ModelSize(goal, flops, generated, of, tuple(runs), missed)
+    return ModelSize(goal, flops, generated, found.price, tuple(runs), found.missed)
 
 
 def optimal_tokens(request: PlanRequest) -> tuple[int, float]:

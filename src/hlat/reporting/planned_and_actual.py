@@ -19,7 +19,7 @@ from hlat.config import Recipe
 from hlat.data import Mixture, is_weighted, phase_weights, read_data_manifest
 from hlat.hardware import Cluster, load_catalog, parse_cluster
 from hlat.page import Html, bar_chart, duration, format_value, grid, paragraph, section, table
-from hlat.planner import LayoutPrediction, make_plan, price_kind, resolve_request
+from hlat.planner import LayoutPrediction, PlanQuestion, make_plan, price_kind, resolve_request
 from hlat.reporting.run_record import RunRecord, active_seconds
 from hlat.runtime.errors import DataError, HlatError
 
@@ -71,7 +71,7 @@ def _predict_run(run: RunRecord, machines: Machines) -> LayoutPrediction | None:
     with TemporaryDirectory(prefix="hlat-report-") as folder:
         file = Path(folder) / "recipe.yaml"
         file.write_text(json.dumps(run.recipe.model_dump(mode="json")), encoding="utf-8")
-        request = resolve_request(str(file), cluster, price=price_kind(machines.price, [cluster]))
+        request = resolve_request(PlanQuestion(file), cluster, price_kind(machines.price, [cluster]))
         return make_plan(request, _layout_words(run.recipe)).chosen
 
 

@@ -15,6 +15,7 @@ from hlat.model.counts import count_parameters
 from hlat.planner.cost.step_counts import exchanged_bytes, executed_flops
 from hlat.planner.memory import rank_memory
 from hlat.planner.problem.layouts import Candidate, parse_layout
+from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.problem.request import PlanRequest, resolve_request
 from hlat.precision import MODES
 from hlat.rehearsal import RankReport, rehearse
@@ -260,7 +261,7 @@ def test_an_average_of_the_weights_is_planned(machine: str, world: int, layout: 
 )
 def test_plans_of_hlats_runs_agree_with_rehearsals(name: str, cluster: str, layout: str) -> None:
     """Runs of 2,048 and 8,192 processes: first, middle and last stage are compared."""
-    question = resolve_request(name, parse_cluster(cluster, load_catalog()))
+    question = resolve_request(PlanQuestion(name), parse_cluster(cluster, load_catalog()))
     candidate = parse_layout(layout, question)
     stages = sorted({0, candidate.pipeline // 2, candidate.pipeline - 1})
     ranks = [stage * (candidate.world // candidate.pipeline) for stage in stages]

@@ -11,16 +11,18 @@ from hlat.planner.cost.comm_time import comm_times
 from hlat.planner.cost.compute_time import compute_times
 from hlat.planner.cost.step_time import OperationTimes
 from hlat.planner.problem.layouts import parse_layout
+from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.problem.request import resolve_request
 from hlat.planner.problem.workload import block_products
 from hlat.planner.search import workload_columns
 
+QUESTION = PlanQuestion("llama-2-7b", precision="mixed")
 LAYOUTS = ("tp=8,pp=1,zero=1,ckpt=full", "tp=1,pp=1,zero=3", "tp=4,pp=2,zero=1")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_operations_of_a_layer_add_up_to_it(layout: str) -> None:
-    request = resolve_request("llama-2-7b", parse_cluster("p5.48xlarge:2", load_catalog()), mode="mixed")
+    request = resolve_request(QUESTION, parse_cluster("p5.48xlarge:2", load_catalog()))
     columns = workload_columns(request, [parse_layout(layout, request)])
     compute, times = compute_times(columns, load_constants()), OperationTimes.of(columns)
     tokens = float(columns.tokens[0])
@@ -37,7 +39,7 @@ def test_operations_of_a_layer_add_up_to_it(layout: str) -> None:
 
 
 def test_a_message_of_the_tensor_axis_is_timed_as_in_a_layer() -> None:
-    request = resolve_request("llama-2-7b", parse_cluster("p5.48xlarge:2", load_catalog()), mode="mixed")
+    request = resolve_request(QUESTION, parse_cluster("p5.48xlarge:2", load_catalog()))
     columns = workload_columns(request, [parse_layout("tp=8,pp=1", request)])
     times, hidden = OperationTimes.of(columns), float((2 * columns.tokens * columns.hidden)[0])
     halves = times.tensor_halves(np.array([hidden, hidden / 2, hidden * 4]))
@@ -46,7 +48,7 @@ def test_a_message_of_the_tensor_axis_is_timed_as_in_a_layer() -> None:
 
 
 def test_slower_links_take_longer() -> None:
-    request = resolve_request("llama-2-7b", parse_cluster("p5.48xlarge:2", load_catalog()), mode="mixed")
+    request = resolve_request(QUESTION, parse_cluster("p5.48xlarge:2", load_catalog()))
     instance = request.cluster.instance.model_copy(update={"link": request.cluster.instance.link / 2})
     slow = replace(request, cluster=replace(request.cluster, instance=instance))
     fast, slower = (

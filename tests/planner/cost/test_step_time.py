@@ -170,7 +170,7 @@ def test_data_parallel_time_is_bytes_over_bandwidth(zero, pipeline):
 
 def test_fp32_products_run_at_the_fp32_rate():
     """An H100 reaches 67 TFLOP/s in fp32: no plan may exceed that."""
-    request = request_for("llama-3-8b", "p5.48xlarge:1", mode="fp32", sequence=4096, global_batch=8)
+    request = request_for("llama-3-8b", "p5.48xlarge:1", precision="fp32", sequence=4096, global_batch=8)
     prediction = predict_layout(request, parse_layout("tp=8,zero=0,recompute=full", request))
     assert executed_flops(request, prediction.candidate, 0) / prediction.step_seconds < 66.9e12
     assert prediction.mfu < 1

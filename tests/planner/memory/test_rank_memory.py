@@ -61,7 +61,7 @@ def test_memory_grows_with_less_sharding_and_recomputation_and_larger_micro_batc
 def test_bytes_per_parameter_of_a_mode():
     """Weights, gradients and moments on one device: 16 bytes in mixed precision, 8 in bf16 (``hlat.precision``)."""
     for mode, each in (("mixed", 16), ("bf16-sr", 8), ("bf16-kahan", 10)):
-        request = request_for("llama-2-7b", "tpu-v5p:1", mode=mode, global_batch=4)
+        request = request_for("llama-2-7b", "tpu-v5p:1", precision=mode, global_batch=4)
         candidate = parse_layout("tp=4,zero=0", request)
         memory = rank_memory(request, candidate, 0)
         state = memory.parameters + memory.gradients + memory.optimizer

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from hlat.hardware import load_catalog, parse_cluster
+from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.problem.request import resolve_request
 
 
@@ -30,9 +31,9 @@ def test_auto_is_mixed_on_chips_that_are_faster_in_bf16_and_fp32_on_others(recip
     cluster = replace(cluster, chip=cluster.chip.model_copy(update={"tflops": figures}))
     expected = "mixed" if known == "bfloat16 and float32" else "fp32"
     for model in (recipe, "llama-2-7b"):
-        request = resolve_request(model, cluster, mode=mode)
+        request = resolve_request(PlanQuestion(model, precision=mode), cluster)
         assert request.mode == expected
         assert any(
             f"precision {expected}, which is what precision.mode=auto is on" in sentence for sentence in request.assumed
         )
-    assert resolve_request(recipe, cluster, mode="bf16-sr").mode == "bf16-sr"
+    assert resolve_request(PlanQuestion(recipe, precision="bf16-sr"), cluster).mode == "bf16-sr"

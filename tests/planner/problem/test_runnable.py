@@ -6,6 +6,7 @@ from hlat.hardware import load_catalog, parse_cluster
 from hlat.planner.cost.calibration import load_constants, shipped_interval
 from hlat.planner.plan import make_plan, recipe_fragment
 from hlat.planner.problem.devices import comparison_note, why_not_runnable
+from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.problem.request import resolve_request
 from hlat.planner.problem.workload import CHIP_FAMILIES, FAMILIES, borrowed_constants
 from hlat.planner.report.html_report import html_page
@@ -17,7 +18,9 @@ GIVEN = {"tokens": 10**9, "sequence": 2048, "global_batch": 64}
 
 
 def plan_on(cluster, mode):
-    return make_plan(resolve_request("tinyllama-1.1b", parse_cluster(cluster, CATALOG), mode=mode, **GIVEN))
+    return make_plan(
+        resolve_request(PlanQuestion("tinyllama-1.1b", precision=mode, **GIVEN), parse_cluster(cluster, CATALOG))
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,6 +86,6 @@ def test_chips_without_published_runs_borrow_constants_and_say_it():
                 without_sources.add(family.name)
                 assert interval.low < pooled.low and interval.high > pooled.high
     assert without_sources
-    request = resolve_request("tinyllama-1.1b", parse_cluster("mi300x:1", CATALOG), **GIVEN)
+    request = resolve_request(PlanQuestion("tinyllama-1.1b", **GIVEN), parse_cluster("mi300x:1", CATALOG))
     assert any("no published run of this chip family" in one for one in request.assumed)
     assert not comparison_note(request)

@@ -7,6 +7,7 @@ from hlat.hardware import load_catalog
 from hlat.planner.memory import rank_memory
 from hlat.planner.offers import KNEE, Goal, Kind, Offer, numbers_tried
 from hlat.planner.problem.layouts import candidates
+from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.problem.request import PlanRequest, resolve_request
 from hlat.planner.search import USABLE_MEMORY_SHARE, estimated_peak, fitting_positions
 from tests.support.planner.requests import request_for
@@ -20,9 +21,8 @@ def every_offer(name: str, most: int) -> list[Offer]:
     catalog = load_catalog()
     instance = catalog.instance(name)
     chip = catalog.chip(instance.chip)
-    kind = Kind(
-        instance, chip, lambda one: resolve_request("llama-3.2-1b", one, mode="mixed", price="on-demand", **RUN)
-    )
+    question = PlanQuestion("llama-3.2-1b", precision="mixed", **RUN)
+    kind = Kind(instance, chip, lambda one: resolve_request(question, one, "on-demand"))
     return [offer for number in numbers_tried(most) if (offer := kind.at(number)) is not None]
 
 
@@ -93,7 +93,7 @@ def test_a_budget_alone_finds_no_slower_cluster_than_all_predictions(exhaustive:
         ("llama-3.1-8b", "trn1.32xlarge:1", {}),
         ("llama-3.1-8b", "g5.xlarge:32", {}),
         ("llama-2-70b", "h100:10", {"global_batch": 320}),
-        ("llama-2-7b", "p4d.24xlarge:1", {"mode": "bf16-sr"}),
+        ("llama-2-7b", "p4d.24xlarge:1", {"precision": "bf16-sr"}),
     ],
 )
 def test_memory_that_is_counted_for_few_layouts_decides_as_for_all(model: str, cluster: str, more: dict) -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hlat.model.counts import count_parameters
+from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.problem.request import _llama_class_shapes, llama_class, nearest_shape, resolve_request
 from hlat.planner.purchase import CHINCHILLA, ScalingLaw
 from tests.support.planner.requests import request_for
@@ -73,7 +74,7 @@ def test_the_shape_of_llama_3_8b_is_among_them() -> None:
     """Table 3 of the Llama 3 paper: 32 layers of 4,096, 32 heads, 8 kv heads, 14,336 wide."""
     section = llama_class("llama-class-8b")
     assert section is not None
-    ours = resolve_request("llama-class-8b", request_for().cluster).model
-    theirs = resolve_request("llama-3-8b", request_for().cluster).model
+    ours = resolve_request(PlanQuestion("llama-class-8b"), request_for().cluster).model
+    theirs = resolve_request(PlanQuestion("llama-3-8b"), request_for().cluster).model
     names = ("layers", "hidden_size", "intermediate_size", "heads", "kv_heads", "vocab_size", "tie_embeddings")
     assert [getattr(ours, name) for name in names] == [getattr(theirs, name) for name in names]

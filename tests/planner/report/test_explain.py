@@ -13,6 +13,7 @@ from hlat.model.counts import count_parameters, flops_per_token
 from hlat.planner.cost.calibration import shipped_interval, undecided_ratio
 from hlat.planner.plan import fits, layout_json, make_plan
 from hlat.planner.problem.layouts import parse_layout
+from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.problem.request import resolve_request
 from hlat.planner.report.comparison import (
     comparison_lines,
@@ -47,18 +48,18 @@ def test_the_numbers_of_a_plan_are_consistent(hlat_7b):
 def test_defaults_of_a_request(tmp_path):
     assert request_for(tokens=1024 * 4096 * 10 + 1).steps == 11
     cluster = parse_cluster("h100:8", load_catalog())
-    assert resolve_request("llama-2-7b", cluster, sequence=2048).tokens_per_step == 4 * 2**20
+    assert resolve_request(PlanQuestion("llama-2-7b", sequence=2048), cluster).tokens_per_step == 4 * 2**20
     content = {"model": {"preset": "llama-2-7b"}, "data": {"path": "x", "sequence_length": 2048},
                "batch": {"global_batch": 32}, "training": {"steps": 7}, "precision": {"mode": "bf16-sr"}}  # fmt: skip
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
-    request = resolve_request(str(tmp_path / "recipe.yaml"), cluster)
+    request = resolve_request(PlanQuestion(tmp_path / "recipe.yaml"), cluster)
     assert (request.mode, request.sequence, request.global_batch, request.steps) == ("bf16-sr", 2048, 32, 7)
     assert request.assumed == ()
 
 
 @pytest.mark.parametrize(("mode", "each"), [("mixed", 12), ("bf16-sr", 6)])
 def test_a_save_has_weights_and_two_moments(mode, each):
-    request = request_for("llama-2-70b", "trn1.32xlarge:64", mode=mode)
+    request = request_for("llama-2-70b", "trn1.32xlarge:64", precision=mode)
     size = each * count_parameters(request.model).total
     expected = predict_layout(request, parse_layout("tp=8,pp=8", request)).reliability
     assert expected.writing == pytest.approx(size / (64 * 2e9)) and expected.stall == pytest.approx(size / 2048 / 10e9)

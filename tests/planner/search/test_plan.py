@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hlat.cli.options import parse_amount
 from hlat.config import load_recipe
 from hlat.hardware.catalog import FailureRate
 from hlat.planner.memory import estimate_rank_memory, rank_memory
 from hlat.planner.plan import fits, layout_json, make_plan, recipe_fragment
 from hlat.planner.problem.layouts import Candidate, candidates, layout_violations, parse_layout
+from hlat.planner.problem.question import parse_amount
 from hlat.planner.report.comparison import comparison_lines, pareto_front_of_plans, plans_as_json, rank_plans
 from hlat.planner.report.explanation import comparison_with, explain
 from hlat.planner.report.html_report import chrome_trace, html_page
@@ -259,8 +259,8 @@ def test_an_impossible_layout_is_refused_with_the_reason(layout, message):
         ({"tokens": 0}, "--tokens"),
         ({"sequence": -1}, "--seq"),
         ({"global_batch": 0}, "--global-batch"),
-        ({"mode": "fp4"}, "--precision"),
-        ({"mode": "fp8"}, "does not support fp8"),
+        ({"precision": "fp4"}, "--precision"),
+        ({"precision": "fp8"}, "does not support fp8"),
         ({"price": "spot"}, "spot"),
         ({"cluster": "trn1.32xlarge:0"}, "at least one"),
         ({"cluster": "vax:8"}, "vax"),
@@ -275,7 +275,7 @@ def test_invalid_options_give_a_clear_message(changes, message):
 
 def test_all_invalid_options_are_reported_at_once():
     with pytest.raises(HlatError) as refused:
-        request_for("lama-2-7b", tokens=0, sequence=-1, mode="fp4", price="spot")
+        request_for("lama-2-7b", tokens=0, sequence=-1, precision="fp4", price="spot")
     assert all(words in str(refused.value) for words in ("llama-2-7b", "--tokens", "--seq", "--precision fp4", "spot"))
 
 

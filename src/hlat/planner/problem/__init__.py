@@ -1,1 +1,1 @@
-"""Inputs of a plan: the request (model, cluster, training budget) and the candidate layouts."""
+"""Inputs of a plan: a user's question, the request that it is on one cluster, and the candidate layouts."""

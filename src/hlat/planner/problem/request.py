@@ -1,6 +1,6 @@
 """The request of a plan: model, cluster, training budget and precision.
 
-    preset | config.json | recipe | "llama-class-5.1b", "INSTANCE:N", options
+    PlanQuestion (preset | config.json | recipe | "llama-class-5.1b", numbers), cluster
         -> PlanRequest, every default resolved | PlanError, RecipeError
 
     "llama-class-5.1b" -> the nearest of some shapes like those of Llama 3 -> fields of a recipe's model section
@@ -32,6 +32,7 @@ from hlat.config import (
 )
 from hlat.hardware import Chip, Cluster, PriceKind, Site
 from hlat.model import count_parameters
+from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.problem.workload import borrowed_constants
 from hlat.precision import AUTO, MODES, resolve_mode
 from hlat.runtime.errors import HardwareError, PlanError
@@ -77,36 +78,21 @@ class PlanRequest:
         return BatchSchedule.of(self.global_batch, self.ramp, self.sequence)
 
 
-def resolve_request(
-    model: str,
-    cluster: Cluster,
-    *,
-    tokens: int | None = None,
-    sequence: int | None = None,
-    global_batch: int | None = None,
-    mode: str | None = None,
-    price: PriceKind | None = None,
-    site: Site = _SITE,
-) -> PlanRequest:
-    """Resolve every field of a request: option, else recipe, else model, else a default.
+def resolve_request(question: PlanQuestion, cluster: Cluster, price: PriceKind | None = None) -> PlanRequest:
+    """Resolve every field of a request: what the question says, else recipe, else model, else a default.
 
     Args:
-        model: a preset, a config.json or its folder, a recipe file, the name of a shipped recipe, or a size such as
-            llama-class-5b.
+        question: model, numbers, precision and site; what else it asks is left to others.
         cluster: devices to train on.
-        tokens: by default the recipe's, or 20 per parameter.
-        sequence: tokens; by default the recipe's, or the model's maximum up to 8,192.
-        global_batch: sequences per step; by default the recipe's, or about 4 million tokens.
-        mode: precision mode; by default the recipe's, or ``auto``.
         price: kind of price; None for the first kind in the catalog.
-        site: file system and power overhead.
 
     Raises:
         PlanError: invalid numbers, an unknown model or an unknown price; lists every problem.
         RecipeError: a recipe or config.json with mistakes.
     """
-    numbers = {"--tokens": tokens, "--seq": sequence, "--global-batch": global_batch}
-    problems = _problems(cluster, numbers, mode, price)
+    model, tokens = str(question.model), question.tokens
+    sequence, global_batch = question.sequence, question.global_batch
+    problems = _problems(question, cluster, price)
     loaded = None
     try:
         loaded = _load_model(model)
@@ -131,7 +117,7 @@ def resolve_request(
         else:
             tokens = _TOKENS_PER_PARAMETER * count_parameters(config).total
             assumed.append(f"{short_count(tokens)} tokens, 20 per parameter (--tokens)")
-    requested = mode or (recipe.precision.mode if recipe else AUTO)
+    requested = question.precision or (recipe.precision.mode if recipe else AUTO)
     mode = resolve_mode(requested, has_fast_bf16(cluster.chip))
     if requested == AUTO:
         assumed.append(f"precision {mode}, which is what precision.mode=auto is on {cluster.chip.name} (--precision)")
@@ -158,7 +144,7 @@ def resolve_request(
         tuple(assumed),
         optimizer,
         tuple(ramp),
-        site,
+        question.site,
         tokens_assumed,
         None if recipe is None else recipe.run.determinism,
     )
@@ -178,8 +164,15 @@ def _default_batch(sequence: int, devices: int) -> int:
     return max(divisor, round(wanted / divisor) * divisor)
 
 
-def _problems(cluster: Cluster, numbers: dict[str, int | None], mode: str | None, price: PriceKind | None) -> list[str]:
+def names_tokens(model: str) -> bool:
+    """Return True if a model comes with a number of tokens, since it is a recipe; PlanError, RecipeError."""
+    return _load_model(model)[1] is not None
+
+
+def _problems(question: PlanQuestion, cluster: Cluster, price: PriceKind | None) -> list[str]:
     """Mistakes in the options, the model excepted."""
+    mode = question.precision
+    numbers = {"--tokens": question.tokens, "--seq": question.sequence, "--global-batch": question.global_batch}
     problems = [
         f"{name} {value}: must be a positive number"
         for name, value in numbers.items()

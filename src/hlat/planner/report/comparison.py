@@ -1,35 +1,22 @@
 """Plans of one model on several clusters: made, ordered, compared.
 
-model, INSTANCE:N ... --compare_clusters: resolve, plan each--> ClusterComparison: plans, best first,
+PlanQuestion --compare_clusters: resolve, plan each--> ClusterComparison: plans, best first,
 and why others are impossible
 plans -> days, USD, GiB of every layout -> Pareto front -> sentences: fastest, cheapest, too close to tell
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-from hlat.hardware import (
-    OWN,
-    Cluster,
-    Per,
-    PriceKind,
-    load_catalog,
-    parse_cluster,
-    parse_quote,
-    parse_site,
-    with_prices_of,
-    with_quote,
-)
+from hlat.hardware import parse_cluster
 from hlat.planner.cost.calibration import ratio_between, undecided_ratio
 from hlat.planner.plan import TrainingPlan, fits, make_plan
 from hlat.planner.problem.layouts import parse_layout
+from hlat.planner.problem.question import PlanQuestion, RankBy
 from hlat.planner.problem.request import resolve_request
 from hlat.planner.search import LayoutPrediction, predict_layout
 from hlat.runtime.errors import PlanError
-
-RankBy = Literal["time", "cost"]
 
 
 def pareto_indices(points: Sequence[Sequence[float]]) -> list[int]:
@@ -79,12 +66,6 @@ def plans_as_json(plans: Sequence[TrainingPlan]) -> list[dict[str, Any]]:
             entry["on_front"] = id(prediction) in front
         contents.append(content)
     return contents
-
-
-def common_price_kind(clusters: Sequence[Cluster]) -> PriceKind | None:
-    """First kind of price that the catalog has for all these clusters; None if there is none."""
-    kinds = [list(cluster.instance.prices) for cluster in clusters]
-    return next((kind for kind in kinds[0] if all(kind in others for others in kinds)), None) if kinds else None
 
 
 def comparison_lines(plans: Sequence[TrainingPlan]) -> list[str]:
@@ -143,112 +124,28 @@ class ClusterComparison:
         return plans_as_json(self.plans) + errors
 
 
-def compare_clusters(
-    model: str,
-    clusters: Sequence[str],
-    *,
-    tokens: int | None = None,
-    sequence: int | None = None,
-    global_batch: int | None = None,
-    precision: str | None = None,
-    price: str | None = None,
-    rank_by: str | None = None,
-    layout: str | None = None,
-    against: str | None = None,
-    hardware: Path | None = None,
-    per: str | None = None,
-    interruptions: float | None = None,
-    prices_of: str | None = None,
-    storage: str | None = None,
-    pue: float | None = None,
-) -> ClusterComparison:
-    """Plan a run on each of some clusters.
-
-    Args:
-        model: a preset, a config.json or its folder, a recipe file, or the name of a shipped recipe.
-        clusters: INSTANCE:N each, as in trn1.32xlarge:64.
-        tokens: of the whole run.
-        sequence: tokens per sequence.
-        global_batch: sequences per step.
-        precision: precision mode, as in a recipe.
-        price: kind of price, or a quote such as 2.10/h; None for the first kind that all clusters have.
-        rank_by: "time" or "cost" orders the plans; None keeps the order of the clusters.
-        layout: layout to predict, as in tp=8,pp=1,zero=1; None searches for the best one.
-        against: layout whose prediction is to be compared.
-        hardware: a catalog of chips and instances, on top of the one that ships with hlat.
-        per: unit of N, "instance" (the default) or "chip".
-        interruptions: per instance and day, instead of the catalog's failures.
-        prices_of: month whose prices are used, as in 2024-04; None for today's.
-        storage: rate of the file system, as in 5GB/s; None for an assumed one.
-        pue: power usage effectiveness; None for a usual one.
+def compare_clusters(question: PlanQuestion) -> ClusterComparison:
+    """Plan a run on each of the clusters of a question.
 
     Raises:
-        PlanError: no cluster can be planned for, or an argument is wrong.
+        PlanError: no cluster can be planned for, or the question has a mistake.
         HardwareError: a cluster is unknown, or the catalog is inconsistent.
         RecipeError: a recipe or config.json with mistakes.
     """
-    by, site = parse_rank_by(rank_by), parse_site(storage, pue)
-    quote, unit = parse_quote(price), parse_per(per)
-    priced = with_prices_of(load_catalog(None if hardware is None else str(hardware)), prices_of)
-    catalog = with_quote(priced, quote, interruptions)
-    parsed = [parse_cluster(name, catalog, unit) for name in clusters]
-    kind = price_kind(price if quote is None else OWN, parsed)
+    by, unit, catalog = question.order, question.unit, question.catalog
+    parsed = [parse_cluster(name, catalog, unit) for name in question.clusters]
+    kind = question.price_kind(parsed)
     plans: list[TrainingPlan] = []
     refused: dict[str, str] = {}
     others: dict[str, LayoutPrediction] = {}
     for cluster in parsed:
         try:
-            request = resolve_request(
-                model,
-                cluster,
-                mode=precision,
-                price=kind,
-                tokens=tokens,
-                sequence=sequence,
-                global_batch=global_batch,
-                site=site,
-            )
-            if against:
-                others[cluster.name] = predict_layout(request, parse_layout(against, request, "--against"))
-            plans.append(make_plan(request, layout))
+            request = resolve_request(question, cluster, kind)
+            if question.against:
+                others[cluster.name] = predict_layout(request, parse_layout(question.against, request, "--against"))
+            plans.append(make_plan(request, question.layout))
         except PlanError as error:
             refused[cluster.name] = str(error)
     if not plans:
         raise PlanError("\n".join(dict.fromkeys(refused.values())))
     return ClusterComparison(tuple(rank_plans(plans, by) if by else plans), refused, others)
-
-
-def parse_per(text: str | None) -> Per:
-    """Read the unit of N in INSTANCE:N. Raises PlanError for another word."""
-    choices: tuple[Per, ...] = get_args(Per)
-    for known in choices:
-        if text == known:
-            return known
-    if text is None:
-        return "instance"
-    raise PlanError(f"--per {text}: the N of INSTANCE:N counts instances or chips: --per instance or --per chip")
-
-
-def parse_rank_by(text: str | None) -> RankBy | None:
-    """Read the order of clusters. Raises PlanError for another word."""
-    choices: tuple[RankBy, ...] = get_args(RankBy)
-    for known in choices:
-        if text == known:
-            return known
-    if text is None:
-        return None
-    raise PlanError(f"--rank-by {text}: clusters are ordered by time or by cost")
-
-
-def price_kind(text: str | None, clusters: Sequence[Cluster]) -> PriceKind | None:
-    """The named kind of price, or the first that all clusters have. Raises PlanError for an unknown kind."""
-    kinds: tuple[PriceKind, ...] = get_args(PriceKind)
-    for known in kinds:
-        if text == known:
-            return known
-    if text is not None:
-        raise PlanError(
-            f"--price {text}: a price is one of {', '.join(kinds)}, or a quote in USD per hour: 2.10/h (of a chip) or "
-            "16.80/instance-h"
-        )
-    return common_price_kind(clusters) if len(clusters) > 1 else None
