@@ -13,7 +13,33 @@ import hlat
 ROOT = Path(hlat.__file__).parent
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 CEILINGS = {
-    # room: lines of code, nodes; 3 % above what there was on 2026-11-27
+    # room: (lines of code, nodes), 3 % above what there was on 2026-11-27
+    "": (181, 887),
+    "activation_checkpointing": (546, 5796),
+    "api": (804, 6016),
+    "checkpoint": (4749, 46639),
+    "cli": (2526, 21820),
+    "compilation": (305, 3119),
+    "config": (3868, 35343),
+    "data": (9780, 101962),
+    "draft": (360, 3676),
+    "evaluation": (2487, 26756),
+    "hardware": (762, 7360),
+    "launch": (7080, 68286),
+    "model": (3849, 43198),
+    "optim": (1083, 11738),
+    "page": (590, 6123),
+    "parallel": (3086, 33713),
+    "planner": (4296, 45614),
+    "precision": (116, 1175),
+    "quickstart": (105, 852),
+    "rehearsal": (1504, 15288),
+    "reporting": (1216, 12598),
+    "resilience": (1177, 12225),
+    "runtime": (5193, 46509),
+    "sweep": (306, 3325),
+    "tracking": (1570, 14717),
+    "training": (3176, 30630),
 }
 
 
@@ -66,11 +92,11 @@ def _length(file: Path) -> int:
     return len(file.read_text(encoding="utf-8").splitlines())
 
 
-def test_at_least_four_comments_in_a_hundred_lines_of_code():
+def test_at_least_five_comments_in_a_hundred_lines_of_code():
     """Comments say why; docstrings say what."""
     comments = code = 0
     for file in ROOT.rglob("*.py"):
         source = io.StringIO(file.read_text(encoding="utf-8"))
         comments += len({t.start[0] for t in tokenize.generate_tokens(source.readline) if t.type == tokenize.COMMENT})
         code += mass(file)[0]
-    assert comments >= 0.04 * code
+    assert comments >= 0.05 * code

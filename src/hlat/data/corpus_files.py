@@ -14,6 +14,8 @@ tokens with text, and tokens without a tokenizer. A format whose files consist o
 ``index``.
 """
 
+import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -131,42 +133,58 @@ def check_folder(path: str, files: Sequence[SourceFile]) -> None:
         )
 
 
-_UNFINISHED = "_temporary"
+_UNFINISHED = re.compile(r"/_temporary/\d+/")  # below it Hadoop's tasks write, until they are committed
+_PARQUET = (".parquet", ".parq", ".pq")  # files of the rows of a table: texts near its log are no part of it
+_ICEBERG = re.compile(r"(v\d+|\d{5,}-[0-9a-f-]{36})(\.gz)?\.metadata\.json(\.gz)?")
 
 
 def _unfinished_or_table(path: str, listing: Listing) -> Iterator[FileFinding]:
-    """Yield what shows that only some of the files are the data: a job that did not finish, or the log of a table.
-
-    Args:
-        path: the source.
-        listing: its files. Of a store only their names are looked at, and of local ones what is in folders above them.
-    """
-    remote = is_url(path)
-    inner = {(Path(file.path) if remote else Path(file.path).absolute()).parent for file in listing.files}
-    for folder in sorted(inner.union(*(each.parents for each in inner))):
-        if folder.name == _UNFINISHED and _UNFINISHED not in Path(path).parts:
-            problem = "parts of a job of Spark or Hadoop that runs, or that failed. Wait for it, or remove this folder."
-        elif table := _table_in(folder, remote):
-            problem = (
-                f"the folder of a table of {table}, whose files hold removed and replaced rows too. Write its rows of "
-                "today to a new folder by a program that knows such tables; in Spark: "
-                f'spark.read.format("{table.lower()}").load(FOLDER).write.parquet(NEW). To train on the files as they '
-                "are, copy them elsewhere."
-            )
-        else:
-            continue
-        yield FileFinding(str(folder), problem)
-        return
+    """Yield what shows that only some of the files are the data: a job that did not finish, or the log of a table."""
+    names = [file.path for file in listing.files]
+    unfinished = next((found for name in names if (found := _UNFINISHED.search(f"/{name}"))), None)
+    if unfinished is not None and not _UNFINISHED.search(f"/{path}/"):
+        problem = (
+            "files that a job of Spark or Hadoop had not finished. If none runs now, leave them out with a glob, or "
+            "remove the folder."
+        )
+        yield FileFinding(unfinished.string[1 : unfinished.end()].rstrip("/"), problem)
+    elif (table := _table(names, is_url(path))) is not None:
+        folder, kind = table
+        problem = (
+            f"the folder of a table of {kind}, whose files hold removed and replaced rows too. Write its rows of today "
+            f'to a new folder by a program that knows such tables; in Spark: spark.read.format("{kind.lower()}")'
+            ".load(FOLDER).write.parquet(NEW). To train on the files as they are, copy them elsewhere."
+        )
+        yield FileFinding(folder, problem)
 
 
-def _table_in(folder: Path, remote: bool) -> str:
-    """Return the kind of a table that has its log in a folder, or an empty string."""
+def _table(names: Sequence[str], remote: bool) -> tuple[str, str] | None:
+    """Return the folder of a table that files belong to, and its kind. Of a store only the names are known."""
     if remote:
-        return "Delta" if folder.name == "_delta_log" else ""
-    if (folder / "_delta_log").is_dir() or (folder / ".hoodie").is_dir():
-        return "Delta" if (folder / "_delta_log").is_dir() else "Hudi"
-    is_iceberg = (folder / "data").is_dir() and any(folder.glob("metadata/[v0-9]*.metadata.json"))
-    return "Iceberg" if is_iceberg else ""
+        logs = (name.partition("/_delta_log/") for name in names)
+        return next(((folder, "Delta") for folder, log, _ in logs if log), None)
+    inner = {Path(folder).absolute() for folder in {_folder(name) for name in names if name.endswith(_PARQUET)}}
+    for folder in sorted(inner.union(*(each.parents for each in inner))):
+        for log, kind in (("_delta_log", "Delta"), (".hoodie", "Hudi")):
+            if _is_folder(folder / log):
+                return str(folder), kind
+        metadata = folder.parent / "metadata"
+        if (
+            folder.name == "data"
+            and _is_folder(metadata)
+            and any(_ICEBERG.fullmatch(file.name) for file in metadata.iterdir())
+        ):
+            return str(folder.parent), "Iceberg"
+    return None
+
+
+def _folder(name: str) -> str:
+    return name.rpartition("/")[0] or ("/" if name.startswith("/") else ".")
+
+
+def _is_folder(path: Path) -> bool:
+    """True if a folder exists and may be listed: one above the corpus can be another user's."""
+    return os.access(path, os.R_OK | os.X_OK) and path.is_dir()
 
 
 def check_source(path: str, files: Sequence[SourceFile]) -> None:

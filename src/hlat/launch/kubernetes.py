@@ -260,8 +260,8 @@ def manifests_yaml(found: list[dict[str, Any]]) -> str:
 
 def apply_manifests(text: str) -> str:
     """Give manifests to ``kubectl apply``, return its output; LaunchError if it is not installed or fails."""
-    remedy = "use --dry-run, and apply the manifests elsewhere."
-    return ask_scheduler(["kubectl", "apply", "-f", "-"], text, _KUBECTL_TIMEOUT, remedy)
+    missing = "kubectl is not installed here: use --dry-run, and apply the manifests elsewhere."
+    return ask_scheduler(["kubectl", "apply", "-f", "-"], text, _KUBECTL_TIMEOUT, missing)
 
 
 def _job(run: PreparedRun, options: KubernetesOptions, name: str) -> list[dict[str, Any]]:

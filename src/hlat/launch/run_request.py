@@ -180,14 +180,14 @@ def small_counts(counts: Mapping[str, int | None]) -> list[str]:
     return [f"{name} {value}: expected 1 or more." for name, value in counts.items() if value is not None and value < 1]
 
 
-def ask_scheduler(command: Sequence[str], text: str | None, seconds: float, remedy: str) -> str:
+def ask_scheduler(command: Sequence[str], text: str | None, seconds: float, missing: str) -> str:
     """Run a scheduler's command on a text, and return its output; LaunchError if it is not installed or fails."""
     try:
         done = subprocess.run(
             command, input=text, capture_output=True, encoding="utf-8", errors="replace", timeout=seconds, check=False
         )
     except FileNotFoundError as error:
-        raise LaunchError(f"{command[0]} is not installed here: {remedy}") from error
+        raise LaunchError(missing) from error  # with what to do, which differs
     except subprocess.TimeoutExpired as error:
         raise LaunchError(f"{command[0]} has not answered for {seconds:g} s.") from error
     if done.returncode:

@@ -403,4 +403,5 @@ def _job_output(line: str) -> str:
 
 
 def _ask_slurm(command: Sequence[str], text: str | None = None) -> str:
-    return ask_scheduler(command, text, _SLURM_TIMEOUT, "run this on a machine of the Slurm cluster.")
+    missing = f"{command[0]} is not installed here: run this on a machine of the Slurm cluster."
+    return ask_scheduler(command, text, _SLURM_TIMEOUT, missing)

@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import accumulate
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from pyarrow import parquet as pq
 
@@ -162,6 +162,17 @@ def _open(path: Path) -> Iterator[pq.ParquetFile]:
         )
 
 
+@contextmanager
+def _mapped(raw: BinaryIO) -> Iterator[mmap | bytes]:
+    try:
+        content = mmap(raw.fileno(), 0, access=ACCESS_READ)
+    except OSError:  # some network file systems cannot map files: what cannot be looked at is no mistake
+        yield b""
+        return
+    with content:
+        yield content
+
+
 def _check_not_joined(path: Path, metadata: Any, footer_bytes: int) -> None:
     """Check that a file does not begin with another one.
 
@@ -175,8 +186,11 @@ def _check_not_joined(path: Path, metadata: Any, footer_bytes: int) -> None:
     last = metadata.row_group(metadata.num_row_groups - 1) if metadata.num_row_groups else None
     chunks = [last.column(index) for index in range(last.num_columns)] if last else []
     _, end = _bytes_of(chunks) or (0, len(_MAGIC))
-    with path.open("rb") as raw, mmap(raw.fileno(), 0, access=ACCESS_READ) as content:
-        place, left = 0, len(content) - len(_MAGIC) - 4 - footer_bytes - end
+    left = path.stat().st_size - len(_MAGIC) - 4 - footer_bytes - end
+    if left <= 0:
+        return
+    with path.open("rb") as raw, _mapped(raw) as content:
+        place = 0
         while (place := content.find(_MAGIC * 2, place + 1, left + len(_MAGIC))) > 0:
             begin = place - 4 - int.from_bytes(content[place - 4 : place], "little")
             if begin > 0 and content[begin : begin + 2] in _VERSIONS:  # a footer, not a text with these words

@@ -82,7 +82,9 @@ def _decode(content: bytes | bytearray) -> str | RowError:
     """Decode UTF-8, without byte order marks; return an error for other content and for text with NUL bytes."""
     glob = "name the text files with a glob such as folder/**/*.txt."
     # Bytes of another kind of file are named before "invalid UTF-8" is said of them. Markup is text.
-    found = recognize(content) or recognize_escaped(content)
+    found = recognize(content)
+    if found is None or found.is_markup:
+        found = recognize_escaped(content) or found
     if found is not None and not found.is_markup:
         return RowError(None, f"this is {found.what}", f"{found.remedy} If it is no part of the corpus, {glob}")
     if _is_json_lines(content):

@@ -84,7 +84,7 @@ _KNOWN: tuple[tuple[str, str, tuple[bytes, ...]], ...] = (
     ("an SQLite database", _TABLE, (b"SQLite format 3\0",)),
     ("an HDF5 file", _TABLE, (b"\x89HDF\r\n",)),
     ("an array of NumPy", _TABLE, (b"\x93NUMPY",)),
-    ("a pickle of Python", _TABLE, (b"\x80\x02", b"\x80\x03", b"\x80\x04\x95", b"\x80\x05\x95")),
+    ("a pickle of Python", _TABLE, (b"\x80\x04\x95", b"\x80\x05\x95")),
     ("an index of Megatron-LM", "Give it the ending .idx, beside its .bin.", (b"MMIDIDX\0",)),
     ("an OLE file (.doc, .xls, Thumbs.db)", _EXTRACT, (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",)),
     ("an image", _NO_TEXT, (b"\x89PNG\r\n", b"\xff\xd8\xff")),
@@ -95,13 +95,17 @@ _KNOWN: tuple[tuple[str, str, tuple[bytes, ...]], ...] = (
     ("text in UTF-16, not in UTF-8", _CONVERT.format("UTF-16"), (b"\xff\xfe", b"\xfe\xff")),
 )
 _TORCH_ZIP = re.compile(rb"PK\x03\x04.{26}[^\0/]{1,200}/(?:data\.pkl|\.format_version)", re.DOTALL)
-_ESCAPES = re.compile(rb"\x1b\$([@AB]|[()*+][@-Q])")  # ESC $ chooses characters of two bytes; no terminal has them
+# ESC $ chooses characters of two bytes. What follows is looked at too: scripts have such escapes, followed by words.
+_ESCAPES = re.compile(rb"\x1b\$(?:([@AB]|\([@-Q])(?:[!-~]{2})+\x1b[($]|([)*+][@-Q])[^\x0e]*\x0e)")
 _ESCAPED = {
     **dict.fromkeys((b")A", b")G", b"*H", b")E"), "ISO-2022-CN"),
     **dict.fromkeys((b"A", b"(C", b"(D"), "ISO-2022-JP-2"),
     **dict.fromkeys((b"(O", b"(P", b"(Q"), "ISO-2022-JP-3"),
     b")C": "ISO-2022-KR",
 }
+_OLD_PICKLE = re.compile(
+    rb"\x80[\x02\x03][\]})(cXUKMJGNq\x8a\x8c]"
+)  # an opcode: safetensors can begin with the two bytes
 _TAR = re.compile(rb".{257}ustar(?:\x0000|  \0)", re.DOTALL)
 _STORE_ERROR = re.compile(rb"(?:<\?xml[^>]*>\s*)?<error>\s*<code>")
 _BOM = b"\xef\xbb\xbf"
@@ -119,8 +123,9 @@ def recognize(content: bytes | bytearray) -> FileContent | None:
     for what, remedy, beginnings in (*_KNOWN, *(_WORDS if _CONTROL.search(head) else ())):
         if head.startswith(beginnings):
             return FileContent(what, remedy)
-    if _TAR.match(head):
-        return FileContent("a tar archive", _UNPACK)
+    for what, remedy, pattern in (("a pickle of Python", _TABLE, _OLD_PICKLE), ("a tar archive", _UNPACK, _TAR)):
+        if pattern.match(head):
+            return FileContent(what, remedy)
     if head and not head.strip(b"\0"):
         return FileContent("zero bytes" if len(head) < HEAD_BYTES else "zero bytes at its beginning", _ZEROS)
     return _wide_text(head) or _markup(head)
@@ -128,9 +133,9 @@ def recognize(content: bytes | bytearray) -> FileContent | None:
 
 def recognize_escaped(content: bytes | bytearray) -> FileContent | None:
     """Return the encoding, such as ISO-2022-JP, whose escape sequences are anywhere in bytes of ASCII."""
-    if (found := _ESCAPES.search(content)) is None:
+    if not content.isascii() or (found := _ESCAPES.search(content)) is None:
         return None
-    encoding = _ESCAPED.get(bytes(found[1]), "ISO-2022-JP")
+    encoding = _ESCAPED.get(bytes(found[1] or found[2]), "ISO-2022-JP")
     return FileContent(f"text in {encoding}, not in UTF-8", _CONVERT.format(encoding))
 
 
