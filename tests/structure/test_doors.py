@@ -6,6 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hlat
+from hlat.checkpoint import protocol
+from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
+from hlat.data import tokenizers
+from hlat.data.tokenizers.load import load_tokenizer
 
 ROOT = Path(hlat.__file__).parent
 PROJECT = ROOT.parents[1]
@@ -140,6 +144,11 @@ def test_a_door_hands_on_what_others_import_and_nothing_else():
     }
     unused = [(door, name) for door, names in doors().items() for name in names if (door, name) not in used]
     assert unused == []
+
+
+def test_names_that_scripts_of_users_import_from_a_wing_are_there():
+    assert (protocol.open_checkpoint, protocol.resolve) == (open_checkpoint, resolve)
+    assert tokenizers.load_tokenizer is load_tokenizer
 
 
 def test_a_folder_has_two_to_fifteen_files():
