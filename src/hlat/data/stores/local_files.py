@@ -27,10 +27,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from hlat.runtime.errors import DataError, StorageError
 
@@ -181,7 +180,7 @@ class ContentRecord:
     ) -> None:
         self._places, self._files, self._page, self._remedy = places, files, page, remedy
         counts = [-(-size // page) for _, size in files]
-        self._first = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        self._first = [0, *accumulate(counts)]
         self._head = hashlib.sha256(json.dumps([key, page, [size for _, size in files]]).encode()).digest()
         self._compared: dict[int, tuple[FileStamp, bytearray]] = {}
         self._completed: dict[int, FileStamp] = {}  # so that a full disk does not let a file be read again and again
@@ -287,9 +286,9 @@ class ContentRecord:
         known = _read_cell(table, self._stamp_offset(number))
         if known == _EMPTY_CELL or (stamp and known != stamp):
             return False
-        first, after = self._first[
-            number : number + 2
-        ].tolist()  # on a full disk, the stamp may be all that was written
+        import numpy as np  # noqa: PLC0415  (13 MB and threads; supervisors import this module, and fork)
+
+        first, after = self._first[number : number + 2]  # on a full disk, the stamp may be all that was written
         cells = np.frombuffer(os.pread(table, _CELL * (after - first), _HEAD + _CELL * first), dtype=np.uint64)
         return bool(cells.all())
 

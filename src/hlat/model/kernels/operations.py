@@ -45,7 +45,6 @@ _SMALLEST_WEIGHT_BLOCK = 64  # rows
 
 _TRITON = "triton"
 _TRITON_TYPES = types_with(lambda backend: backend.pointwise_kernels == _TRITON)
-# Names of the operators: the implementation of each for tensors without memory
 OPERATORS: dict[str, Callable[..., Any]] = {}
 """Names of the operators: the implementation of each for tensors without memory."""
 _operators = torch.library.Library("hlat", "FRAGMENT")

@@ -163,9 +163,9 @@ class CudaBackend(Backend):
         if chip is not None:
             self.compiler = None  # where that GPU is, which is not this machine
 
-    def of_chip(self, gpu_vendor: str, capability: tuple[int, int] | None) -> "CudaBackend":
+    def of_chip(self, vendor: str, capability: tuple[int, int] | None) -> "CudaBackend":
         assert capability is not None, "the catalog has one for every chip of this device type"
-        return CudaBackend(self.device_type, GpuCapabilities(gpu_vendor, capability))
+        return CudaBackend(self.device_type, GpuCapabilities(vendor, capability))
 
     def configure_process(self) -> None:
         # Segments that grow do not fragment: blocks of many sizes, such as those of ZeRO 3, leave gaps that no later
