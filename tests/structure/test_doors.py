@@ -8,6 +8,7 @@ from pathlib import Path
 import hlat
 from hlat.checkpoint import protocol
 from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
+from hlat.config import Section, sections
 from hlat.data import tokenizers
 from hlat.data.tokenizers.load import load_tokenizer
 
@@ -148,7 +149,7 @@ def test_a_door_hands_on_what_others_import_and_nothing_else():
 
 def test_names_that_scripts_of_users_import_from_a_wing_are_there():
     assert (protocol.open_checkpoint, protocol.resolve) == (open_checkpoint, resolve)
-    assert tokenizers.load_tokenizer is load_tokenizer
+    assert tokenizers.load_tokenizer is load_tokenizer and sections.Section is Section
 
 
 def test_a_folder_has_two_to_fifteen_files():

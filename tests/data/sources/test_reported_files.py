@@ -181,6 +181,7 @@ GOOD = (
     {"_delta_log/0.json": b"{}", "clean/a.txt": b"a"},
     {"_temporary/a.txt": b"a"},
     {"a.txt": "a: the sequence \x1b$B starts Kanji, 東京".encode()},
+    {"a.txt": "a mailbox in UTF-8, 東京, with one mail: \x1b$B$3$s\x1b(B".encode()},
     {"a.txt": b"echo '\x1b$(COLOR_RED)' \x1b$A and \x1b[31mred\x1b[0m \x1b(B"},
 )
 
