@@ -110,10 +110,10 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 @pytest.fixture
-def content(tiny_recipe: str, corpus: Path, tmp_path: Path) -> dict[str, Any]:
+def content(tiny_recipe: str, corpus: Path, prepared: Path, tmp_path: Path) -> dict[str, Any]:
     content = yaml.safe_load(tiny_recipe)
     content["run"] = {"name": "tiny", "dir": str(tmp_path / "run")}
-    content["data"] |= {"path": str(corpus), "prepared_dir": str(tmp_path / "data")}
+    content["data"] |= {"path": str(corpus), "prepared_dir": str(prepared)}
     content["training"] = {"steps": 6, "log_every": 1, "seed": 3}
     content["checkpoint"] = {"every_steps": 1, "keep_last": 9, "background": False}
     content["tracking"] = {"tensorboard": False, "console": "plain"}
@@ -185,7 +185,7 @@ def test_all_problems_are_named_at_once_here_and_by_the_supervisor(
 
 
 def test_the_example_of_the_documentation_works(tmp_path: Path, content: dict[str, Any], monkeypatch) -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "extend.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
     (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (entry,) = re.findall(r'largest-weight = "my_package:(\w+)"', page)
     package(tmp_path / "site", "my-package", source, {"largest-weight": f"my_package:{entry}"})
