@@ -109,11 +109,12 @@ def _in_turn(commands: list[tuple[list[str], str]], results: str, environment: d
 class StartedCommand:
     """The command in the background, with what tests use of ``subprocess.Popen``.
 
-    Standard output and standard error are one stream.
+    Standard output and standard error are one stream, unless ``errors`` is given.
 
     Args:
         arguments: words after ``hlat``.
         output: file for the stream; None for a pipe, ``stdout``.
+        errors: file for standard error, if it is not to be in that stream.
         env: environment variables; None for those of this process.
 
     Attributes:
@@ -121,11 +122,15 @@ class StartedCommand:
     """
 
     def __init__(
-        self, *arguments: str | Path, output: IO[str] | None = None, env: Mapping[str, str] | None = None
+        self,
+        *arguments: str | Path,
+        output: IO[str] | None = None,
+        errors: IO[str] | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self._words = [str(argument) for argument in arguments]
         reads, writes = os.pipe() if output is None else (-1, output.fileno())
-        self._process = _fork(self._words, writes, writes, env, None)
+        self._process = _fork(self._words, writes, writes if errors is None else errors.fileno(), env, None)
         if output is None:
             os.close(writes)
             self.stdout = os.fdopen(reads, encoding="utf-8", errors="replace")
