@@ -50,7 +50,7 @@ NEAR: dict[str, str] = {
     "training/saving/checkpointing.py": "training/saving/test_checkpointing training/test_resume "
     "training/saving/test_tiers training/runs/test_anomalous_runs",
     "training/interruptions.py": "training/saving/test_checkpointing training/saving/test_tiers "
-    "training/test_interruptions training/test_resume launch/test_stopping "
+    "training/test_interruptions training/test_resume launch/test_multiprocess_launcher "
     "training/test_witness training/runs/test_anomalous_runs",
     "training/start.py": "training/test_start training/test_witness training/test_resume "
     "training/runs/test_anomalous_runs",
@@ -92,11 +92,10 @@ NEAR: dict[str, str] = {
     "launch/hosts/": "launch/hosts/test_agreement launch/hosts/test_host_options launch/hosts/test_survival",
     "launch/preflight/": "launch/preflight/test_meeting launch/preflight/test_checks launch/preflight/test_injected "
     "launch/preflight/test_hosts",
-    "launch/kubernetes.py": "launch/submission/test_kubernetes",
-    "launch/slurm.py": "launch/submission/test_slurm launch/submission/test_kubernetes",
-    "launch/run_request.py": "launch/submission/test_slurm launch/submission/test_kubernetes",
-    "launch/metrics_": "launch/metrics_server/test_exposition launch/metrics_server/test_run_observer "
-    "launch/metrics_server/test_served_runs",
+    "launch/kubernetes.py": "launch/test_kubernetes",
+    "launch/slurm.py": "launch/test_slurm launch/test_kubernetes",
+    "launch/run_request.py": "launch/test_slurm launch/test_kubernetes",
+    "launch/metrics_": "launch/test_metrics_server launch/test_served_runs",
 }
 
 # room -> tests that run with --wide if those above did not notice
@@ -109,13 +108,13 @@ WIDE: dict[str, str] = {
     "activation_checkpointing",
     "training": "training cli/test_story tracking quickstart distributed/test_train "
     "distributed/state/test_replica_check distributed/state/test_anomalies faults/test_elastic "
-    "faults/test_supervision launch/test_stopping",
+    "faults/test_supervision launch/test_multiprocess_launcher",
     "checkpoint": "checkpoint cli/test_checkpoint_verbs training/test_resume training/saving/test_checkpointing "
     "training/saving/test_tiers distributed/state/test_checkpoints distributed/state/test_snapshots "
     "faults/test_corruption",
     "launch": "launch api/test_train documentation/test_events",
     "data": "data/samples/test_permutation data/samples/test_mixture data/samples/test_training_data "
-    "data/samples/test_packing data/samples/test_weights data/sources/test_file_list data/online/test_online "
+    "data/samples/test_packing data/samples/test_weights data/test_file_list data/online/test_online "
     "data/tokenizers/test_safe_cuts training/runs/test_mixed_runs training/test_prefetch cli/test_data_verbs "
     "training/test_witness",
 }

@@ -121,15 +121,15 @@ def test_evaluation_and_generation_are_those_of_the_command(trained: Path, capfd
 
 
 def test_a_plan_is_that_of_the_command(capfd: pytest.CaptureFixture[str]):
-    plan = hlat.plan("llama-2-7b", "trn1.32xlarge:4", tokens=10**9)
-    words = ("--model", "llama-2-7b", "--cluster", "trn1.32xlarge:4", "--tokens", "1e9", "--json")
+    plan = hlat.plan("llama-2-7b", "p5.48xlarge:1", tokens=10**9)
+    words = ("--model", "llama-2-7b", "--cluster", "p5.48xlarge:1", "--tokens", "1e9", "--json")
     theirs = json.loads(command("plan", *words).stdout)
     ours = plan.to_dict()
     assert ours["chosen"].items() <= theirs["chosen"].items()  # the command also tells which layouts are on the front
     assert plan.chosen.days == ours["chosen"]["days"] > 0
     assert plan.chosen.candidate.tensor == ours["chosen"]["tensor"]
-    both = hlat.compare_plans("llama-2-7b", ["trn1.32xlarge:4", "trn1.32xlarge:1"], tokens=10**9, rank_by="time")
-    assert [each.request.cluster.name for each in both.plans] == ["trn1.32xlarge:4", "trn1.32xlarge:1"]
+    both = hlat.compare_plans("llama-2-7b", ["p5.48xlarge:1", "p5.48xlarge:2"], tokens=10**9, rank_by="time")
+    assert [each.request.cluster.name for each in both.plans] == ["p5.48xlarge:2", "p5.48xlarge:1"]
     assert capfd.readouterr() == ("", "")
     with pytest.raises(hlat.HardwareError):
         hlat.plan("llama-2-7b", "no-such-chip:4")

@@ -85,7 +85,9 @@ def test_a_run_prints_nothing_and_logs_its_progress(
     assert again == hlat.train(hlat.load_recipe(recipe_file, overrides | {"training.steps": 20})), "a finished run"
 
 
-def test_a_run_after_an_error_in_the_same_process(recipe_file: Path, overrides: dict[str, object], tmp_path: Path):
+def test_a_run_in_a_thread_after_errors_in_the_same_process(
+    recipe_file: Path, overrides: dict[str, object], tmp_path: Path
+):
     with pytest.raises(hlat.RecipeError) as refused:
         hlat.train(recipe_file, {**overrides, "optimizer.lr": -1, "training.stepz": 3})
     assert [problem.path for problem in refused.value.problems] == ["optimizer.lr", "training.stepz"]
@@ -96,7 +98,11 @@ def test_a_run_after_an_error_in_the_same_process(recipe_file: Path, overrides: 
         hlat.train(recipe_file, overrides, nproc=0)
     with pytest.raises(hlat.LaunchError, match=r"hlat\.load_recipe"):
         hlat.train(hlat.load_recipe(recipe_file, overrides), {"training.steps": 3})
-    assert hlat.train(recipe_file, overrides).finished
+    results: list[hlat.TrainingResult] = []
+    thread = threading.Thread(target=lambda: results.append(hlat.train(recipe_file, overrides)))
+    thread.start()
+    thread.join()
+    assert results[0].finished
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -120,14 +126,6 @@ def test_an_interrupted_run_saves_and_returns(recipe_file: Path, overrides: dict
     assert result.reason == number.name and not result.finished and 5 <= result.step <= 6
     assert result.checkpoint is not None and verify_checkpoint(result.checkpoint) == []
     assert hlat.train(recipe_file, overrides).finished, "the same call goes on"
-
-
-def test_a_run_in_a_thread(recipe_file: Path, overrides: dict[str, object]):
-    results: list[hlat.TrainingResult] = []
-    thread = threading.Thread(target=lambda: results.append(hlat.train(recipe_file, overrides)))
-    thread.start()
-    thread.join()
-    assert results[0].finished
 
 
 def test_two_processes_from_python(

@@ -86,25 +86,18 @@ def test_a_run_starts_from_a_model_of_the_hub(cli, hub: Hub, recipe: Path, run: 
     assert len(hub.requested) == asked
 
 
-def test_texts_of_the_hub_are_prepared(cli, hub: Hub, recipe: Path, run: list[str], tmp_path: Path) -> None:
-    env = hub.environment(tmp_path / "cache")
-    folder = tmp_path / "data"
-    done = cli("data", "prepare", recipe, *run, f"data.path={TEXTS}", f"data.prepared_dir={folder}", env=env)
-    assert done.returncode == 0, done.stderr
-    local = cli("data", "prepare", recipe, *run, f"data.prepared_dir={tmp_path / 'local'}", env=env)
-    assert local.returncode == 0, local.stderr
-    tokens = [json.loads((place / "manifest.json").read_text())["splits"] for place in (folder, tmp_path / "local")]
-    assert tokens[0] == tokens[1]
-
-
 @pytest.mark.parametrize("offline", [True, False])
 def test_prepared_texts_of_the_hub_need_no_network(
     cli, hub: Hub, recipe_file: Path, run: list[str], tmp_path: Path, offline: bool
 ) -> None:
-    """Prepared where there is network, trained where there is none: told to be offline, or with a name of no host."""
+    """Prepared as from local files where there is network; trained without: told so, or with a name of no host."""
     words = [recipe_file, *run, f"data.path={TEXTS}", f"data.prepared_dir={tmp_path / 'data'}"]
     done = cli("data", "prepare", *words, env=hub.environment(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
+    local = cli("data", "prepare", recipe_file, *run, f"data.prepared_dir={tmp_path / 'local'}")
+    assert local.returncode == 0, local.stderr
+    splits = [json.loads((tmp_path / name / "manifest.json").read_text())["splits"] for name in ("data", "local")]
+    assert splits[0] == splits[1]
     asked = len(hub.requested)
     env = hub.environment(tmp_path / "cache", offline=offline)
     if not offline:

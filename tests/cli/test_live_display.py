@@ -3,8 +3,6 @@
 import os
 import pty
 import random
-import subprocess
-import sys
 from typing import TextIO
 
 import psutil
@@ -127,9 +125,9 @@ def test_ctrl_c_while_a_tokenizer_is_trained_ends_its_process_and_writes_nothing
     assert not list(tmp_path.rglob("tokenizer.json"))
 
 
-def test_without_a_terminal_each_stage_is_a_line(recipe_file, tiny):
-    command = [sys.executable, "-m", "hlat", "train", str(recipe_file), *tiny]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+def test_without_a_terminal_each_stage_is_a_line(recipe_file, tiny, cli):
+    done = cli("train", recipe_file, *tiny, "training.stop_after=1")
+    assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     stages = [line for line in lines if line.endswith(" ...")]
     assert stages[0] == lines[0] == "importing PyTorch ..."
@@ -140,7 +138,7 @@ def test_without_a_terminal_each_stage_is_a_line(recipe_file, tiny):
 
 def test_verbose_says_what_was_decided(recipe_file, tiny, cli):
     short = cli("train", recipe_file, *tiny, "training.stop_after=1").stdout
-    long = cli("train", recipe_file, *tiny, "--verbose").stdout
+    long = cli("train", recipe_file, *tiny, "training.stop_after=2", "--verbose").stdout
     for decision in ("attention: ", "blocks: ", "peak: "):
         assert decision in long and decision not in short
 

@@ -9,6 +9,8 @@ import sys
 import pytest
 import yaml
 
+import hlat.evaluation
+
 STEERING = "\x1b[2J\x9b1m\u202e[/b]"
 SHOWN = "\\u001b[2J\\u009b1m\\u202e[/b]"
 
@@ -54,16 +56,13 @@ def test_hardware_files_that_are_none(cli, tmp_path, text):
     assert done.returncode == 2 and "h.yaml" in clean(done), done
 
 
-def test_generated_text(cli, tmp_path, monkeypatch):
+def _generate_controls() -> None:
+    hlat.evaluation.generate_text = lambda *given: "a\nb\tc\x1b[2J\x85\x9b\u202ed"
+
+
+def test_generated_text(cli):
     """Newlines and tabs of generated text are printed; other control characters are shown as escapes."""
-    program = (
-        "import hlat.evaluation, sys\n"
-        "hlat.evaluation.generate_text = lambda *given: 'a\\nb\\tc\\x1b[2J\\x85\\x9b\\u202ed'\n"
-        "from hlat.command import main\n"
-        "sys.argv = ['hlat', 'generate', 'run', '--prompt', 'x']\n"
-        "main()"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    done = cli("generate", "run", "--prompt", "x", prepare=_generate_controls)
     assert done.stdout == "xa\nb\tc\\u001b[2J\\u0085\\u009b\\u202ed\n"
 
 

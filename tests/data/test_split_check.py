@@ -13,6 +13,7 @@ from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
 from hlat.data import input_check as split_check
 from hlat.data.corpus_files import files_of_source, numbered_sources
+from hlat.data.documents import HeldOut, describe_scarce
 from hlat.data.input_check import SourceSplit, split_sources
 from hlat.data.prepare.preparation import prepare
 from hlat.data.stores.cache import Cache
@@ -158,3 +159,11 @@ def test_no_more_than_the_limit_is_read_of_a_file_that_expands(
         found = split_sources(data, files, None)
         assert bool(found) == known
         assert known or sum(map(len, read)) <= 8 * len(document)  # four documents, and their pieces
+
+
+def test_the_message_about_scarce_validation_text_does_not_grow_with_the_sources() -> None:
+    few = [HeldOut(f"/texts/source{number}", 0, 9, 0, 1000) for number in range(2)]
+    many = [HeldOut(f"/texts/source{number}", 0, 9, 0, 1000) for number in range(80)]
+    short, long = (" ".join(describe_scarce(held, 0.01) or ()) for held in (few, many))
+    assert "source0" in short and "source1" in short and "other" not in short
+    assert long.count("/texts/") == 6 and "77 other sources alike" in long and len(long) < 700

@@ -1,14 +1,12 @@
 """Processes of a run that wait for each other: they handle signals, and listen on loopback only.
 
-Each is the command ``hlat train`` in its own process, as a scheduler's script starts it.
+Each is the command ``hlat train`` in a process of its own.
 """
 
 import ipaddress
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ from hlat.runtime.distributed import rendezvous
 from hlat.runtime.distributed.rendezvous import Rendezvous
 from hlat.runtime.distributed.run_secret import Signer
 from hlat.runtime.process import RankInfo
+from tests.support.commands import StartedCommand
 from tests.support.launch.launching import wait_until
 from tests.support.launch.ports import free_port
 
@@ -31,22 +30,17 @@ def begin(recipe_file, tiny, tmp_path):
     """Start the command with these environment variables; kill it after the test."""
     started = []
 
-    def start(*words: str, **variables: object) -> "subprocess.Popen[str]":
+    def start(*words: str, **variables: object) -> StartedCommand:
         environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "hlat", "train", str(recipe_file), *tiny, *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment | {name: str(value) for name, value in variables.items()},
-        )
-        started.append(process)
-        return process
+        environment |= {name: str(value) for name, value in variables.items()}
+        with (tmp_path / f"errors-{len(started)}").open("w") as errors:
+            started.append(StartedCommand("train", recipe_file, *tiny, *words, errors=errors, env=environment))
+        return started[-1]
 
     yield start
     for process in started:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 def rank_variables(rank: int, port: int) -> dict[str, object]:
@@ -72,11 +66,11 @@ def test_a_signal_ends_a_process_that_waits_for_its_peers(begin, tmp_path, rank,
     wait_until(lambda: is_waiting(tmp_path, rank, process.pid))
     time.sleep(1.0)  # a few instructions remain until it waits
     process.send_signal(number)
-    out, err = process.communicate(timeout=BOUND)
+    out, _ = process.communicate(timeout=BOUND)
     assert process.returncode == EXIT_CODES[number]
     stages = re.compile(r".+ \.\.\.|.+: \d+ s")  # the second at the end of one that took over 2 s, on a busy machine
     assert all(stages.fullmatch(line) for line in out.splitlines()), f"not only the stages of the start: {out}"
-    printed = err.splitlines()
+    printed = (tmp_path / "errors-0").read_text().splitlines()
     if rank == 0:
         assert (
             len(printed) == 1 and ("SIGTERM: ended before" if number == signal.SIGTERM else "interrupted") in printed[0]
@@ -85,7 +79,7 @@ def test_a_signal_ends_a_process_that_waits_for_its_peers(begin, tmp_path, rank,
         assert printed == [], "other ranks print to their logs only"
 
 
-def test_a_signal_ends_a_process_whose_peer_does_not_connect(begin):
+def test_a_signal_ends_a_process_whose_peer_does_not_connect(begin, tmp_path):
     """The peer completes the rendezvous and then connects to no rank: rank 0 waits inside gloo."""
     port, key = free_port(), "of this run"
     process = begin(**rank_variables(0, port), HLAT_RUN_SECRET=key)
@@ -93,7 +87,8 @@ def test_a_signal_ends_a_process_whose_peer_does_not_connect(begin):
     rendezvous._arrive(store, Rendezvous("hlat/0/1", Signer(key.encode())), RankInfo(1, 2))
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=BOUND)
+    process.communicate(timeout=BOUND)
+    err = (tmp_path / "errors-0").read_text()
     assert process.returncode == 130 and len(err.splitlines()) == 1, err
 
 
@@ -104,8 +99,8 @@ def test_a_late_peer_is_found(begin, tmp_path):
     wait_until(lambda: is_waiting(tmp_path, 1, last.pid))
     time.sleep(2.5)  # more than two polls
     first = begin("training.steps=8", **rank_variables(0, port))
-    out, err = first.communicate(timeout=BOUND)
-    assert (first.returncode, last.wait(timeout=BOUND)) == (0, 0), err
+    out, _ = first.communicate(timeout=BOUND)
+    assert (first.returncode, last.wait(timeout=BOUND)) == (0, 0), (tmp_path / "errors-1").read_text()
     assert "finished at step 8" in out
     assert not list((tmp_path / "run").glob(".secret*")), "the secret is removed after the rendezvous"
 
@@ -163,7 +158,7 @@ def test_a_run_on_one_machine_listens_on_loopback_only(begin, tmp_path, how):
     # So the savers have joined, too. Any checkpoint: a fast run removes the first ones between two looks.
     saved = tmp_path / "run/checkpoints"
     wait_until(lambda: any(saved.glob("step-*")) or any(process.poll() is not None for process in processes))
-    assert all(process.poll() is None for process in processes), [each.communicate() for each in processes]
+    assert all(process.poll() is None for process in processes), [each.communicate()[0] for each in processes]
     found = listeners([pid for process in processes for pid in process_tree(process.pid)])
     for process in processes:
         process.send_signal(signal.SIGTERM)

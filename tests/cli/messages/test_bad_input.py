@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from tests.support.commands import StartedCommand
+
 
 def refused(done, *says):
     assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
@@ -95,10 +97,13 @@ def test_training_that_diverges_ends_and_keeps_the_last_good_checkpoint(cli, rec
     assert again.returncode == 0 and "finished at step 40" in again.stdout, again.stderr
 
 
-def test_a_reader_that_goes_away_does_not_end_the_work(recipe_file, tiny, tmp_path):
-    command = [sys.executable, "-m", "hlat", "train", str(recipe_file), *tiny]
+def test_under_nohup_neither_a_terminal_nor_a_reader_that_goes_away_ends_the_work(recipe_file, tiny, tmp_path):
+    command = ["nohup", sys.executable, "-u", "-m", "hlat", "train", str(recipe_file), *tiny]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    process.stdout.readline()
+    for line in process.stdout:
+        if "step 5/" in line:
+            process.send_signal(signal.SIGHUP)
+            break
     process.stdout.close()
     errors = process.stderr.read()
     assert process.wait(timeout=120) == 0 and errors == "", errors
@@ -106,8 +111,7 @@ def test_a_reader_that_goes_away_does_not_end_the_work(recipe_file, tiny, tmp_pa
 
 
 def test_a_terminal_that_hangs_up_leaves_a_checkpoint(recipe_file, tiny, tmp_path):
-    command = [sys.executable, "-u", "-m", "hlat", "train", str(recipe_file), *tiny, "training.steps=4000"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = StartedCommand("train", recipe_file, *tiny, "training.steps=4000")
     for line in process.stdout:
         if "step 5/" in line:
             process.send_signal(signal.SIGHUP)
@@ -117,27 +121,32 @@ def test_a_terminal_that_hangs_up_leaves_a_checkpoint(recipe_file, tiny, tmp_pat
     assert any((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
-def test_under_nohup_a_terminal_that_hangs_up_is_not_heard(recipe_file, tiny):
-    command = ["nohup", sys.executable, "-u", "-m", "hlat", "train", str(recipe_file), *tiny]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    for line in process.stdout:
-        if "step 5/" in line:
-            process.send_signal(signal.SIGHUP)
-            break
-    rest = process.communicate(timeout=120)[0]
-    assert process.returncode == 0 and "finished at step 40" in rest, rest
+@pytest.fixture(scope="module")
+def quiet(cli, tiny_recipe, corpus, tmp_path_factory):
+    """A finished run that was told to be quiet: its command, and what it printed."""
+    folder = tmp_path_factory.mktemp("quiet")
+    (folder / "recipe.yaml").write_text(tiny_recipe)
+    command = ["train", folder / "recipe.yaml", f"data.path={corpus}", f"run.dir={folder / 'run'}"]
+    return command, cli(*command, "tracking.console=plain", "--quiet")
 
 
-def test_fewer_steps_than_done_are_said(cli, recipe_file, tiny):
-    assert cli("train", recipe_file, *tiny, "training.stop_after=20").returncode == 0
-    done = cli("train", recipe_file, *tiny, "training.steps=10")
-    assert done.returncode == 0 and "at step 20 already, past the 10" in done.stdout, done.stdout
+def test_quiet_training_prints_the_end_only(quiet):
+    _, done = quiet
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert [line.split()[0] for line in lines if not line.startswith("warning: ")] == ["finished", "checkpoint", "time"]
 
 
-def test_weights_of_another_tokenizer_are_refused(cli, recipe_file, tiny, tmp_path):
-    assert cli("train", recipe_file, *tiny, "training.stop_after=2").returncode == 0
+def test_fewer_steps_than_done_are_said(cli, quiet):
+    done = cli(*quiet[0], "training.steps=10")
+    assert done.returncode == 0 and "at step 40 already, past the 10" in done.stdout, done.stdout
+
+
+def test_weights_of_another_tokenizer_are_refused(cli, quiet, tmp_path):
+    command, _ = quiet
     other = ["data.tokenizer.vocab_size=290", f"run.dir={tmp_path / 'other'}"]
-    done = cli("train", recipe_file, *tiny, *other, f"checkpoint.init_from={tmp_path / 'run'}")
+    run = command[-1].removeprefix("run.dir=")
+    done = cli(*command[:-1], *other, f"checkpoint.init_from={run}")
     refused(done, "another tokenizer", "data.tokenizer.path=")
 
 
@@ -166,13 +175,6 @@ def test_sigterm_before_the_first_step_is_said(recipe_file, tiny, processes):
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 75, errors
     assert errors.splitlines() == ["SIGTERM: ended before the first step; run the same command again"]
-
-
-def test_quiet_training_prints_the_end_only(cli, recipe_file, tiny):
-    done = cli("train", recipe_file, *tiny, "--quiet")
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    assert [line.split()[0] for line in lines if not line.startswith("warning: ")] == ["finished", "checkpoint", "time"]
 
 
 @pytest.mark.parametrize("moment", ["start", "prepare", "train"])

@@ -1,6 +1,7 @@
 """Every mistake of the table is answered by one message that says what, where, why and what would work."""
 
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pyarrow as pa
 import pytest
@@ -8,6 +9,7 @@ from pyarrow import parquet
 
 from hlat.data.tokenizers.training import train_bpe
 from tests.cli.messages.mistakes import MISTAKES, Mistake
+from tests.support.commands import hlat_in_turn
 
 
 @pytest.fixture(scope="session")
@@ -40,15 +42,30 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {path.stem: path for path in folder.iterdir()}
 
 
+@pytest.fixture(scope="module")
+def answers(
+    files: dict[str, Path], corpus: Path, tiny_recipe: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[CompletedProcess[str], Path]]:
+    """Each mistake's command, and the folder in which it ran."""
+    recipe = tmp_path_factory.mktemp("recipe") / "recipe.yaml"
+    recipe.write_text(tiny_recipe)
+    commands = []
+    for mistake in MISTAKES:
+        folder, words = tmp_path_factory.mktemp("mistake"), mistake.command
+        for name, path in files.items():
+            words = words.replace(f"{{{name}}}", str(path))
+        good = [recipe, f"data.path={corpus}", f"run.dir={folder / 'run'}", "tracking.console=plain"]
+        arguments: list[str | Path] = []
+        for word in words.replace("{kind: ", "{kind:\u00a0").split(" "):
+            arguments += good if word == "RECIPE" else [word.replace("{kind:\u00a0", "{kind: ")]
+        commands.append((arguments, folder))
+    done = zip(hlat_in_turn(commands), (folder for _, folder in commands), strict=True)
+    return dict(zip((mistake.name for mistake in MISTAKES), done, strict=True))
+
+
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
-def test_a_mistake(mistake: Mistake, cli, recipe_file, tiny, files, tmp_path) -> None:
-    words = mistake.command
-    for name, path in files.items():
-        words = words.replace(f"{{{name}}}", str(path))
-    arguments: list[str | Path] = []
-    for word in words.replace("{kind: ", "{kind:\u00a0").split(" "):
-        arguments += [recipe_file, *tiny] if word == "RECIPE" else [word.replace("{kind:\u00a0", "{kind: ")]
-    done = cli(*arguments, cwd=tmp_path)
+def test_a_mistake(mistake: Mistake, answers: dict[str, tuple[CompletedProcess[str], Path]]) -> None:
+    done, folder = answers[mistake.name]
     said = " ".join(done.stderr.replace("│", " ").split())
     assert done.returncode == mistake.code, (done.returncode, done.stdout, done.stderr)
     assert "Traceback" not in done.stdout + done.stderr
@@ -58,7 +75,7 @@ def test_a_mistake(mistake: Mistake, cli, recipe_file, tiny, files, tmp_path) ->
         word in said
         for word in ("unicode string", "input should", "Input should", "Value error", "pydantic", "unmarshal")
     )
-    assert not (tmp_path / "run").exists(), "a refused command writes nothing"
+    assert not (folder / "run").exists(), "a refused command writes nothing"
 
 
 def test_the_table_is_long_and_has_no_line_twice() -> None:

@@ -1,6 +1,6 @@
 """A bad file ends preparation, whatever share of bad rows is allowed; a bad row does not.
 
-tests/data/sources/test_file_list.py checks the message of each error if no bad rows are allowed.
+tests/data/test_file_list.py checks the message of each error if no bad rows are allowed.
 """
 
 import gzip

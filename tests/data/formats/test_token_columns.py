@@ -131,9 +131,10 @@ def _shards(prepared: PreparedData) -> dict[str, bytes]:
 # --- the same data as from the texts -------------------------------------------------------------------------------
 
 
-@each_format
-@pytest.mark.parametrize("end", [False, True])
-@pytest.mark.parametrize("duplicates", ["keep", "drop"])
+@pytest.mark.parametrize(
+    ("name", "write", "end", "duplicates"),
+    [*((*each, True, "drop") for each in WRITERS), (*WRITERS[0], False, "drop"), (*WRITERS[0], True, "keep")],
+)
 def test_shards_are_the_same_as_from_the_texts(
     tokenizer: Path, tmp_path: Path, name: str, write: Callable[[Path, Ids], None], end: bool, duplicates: str
 ) -> None:

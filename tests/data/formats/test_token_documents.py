@@ -77,8 +77,7 @@ def _shards(folder: Path) -> dict[str, bytes]:
 # --- prepared ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("end", [False, True])
-@pytest.mark.parametrize("duplicates", ["keep", "drop"])
+@pytest.mark.parametrize(("end", "duplicates"), [(False, "keep"), (True, "drop")])
 def test_shards_are_the_same_as_from_the_texts(
     tokenizer: tuple[Path, Tokenizer], tmp_path: Path, end: bool, duplicates: str
 ) -> None:

@@ -28,7 +28,7 @@ from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents, write_jsonl
 from tests.support.data.reading_ranks import run
 
-_fixture = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+_fixture = settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 _RANKS = (1, 2, 3, 4, 8)
 
 

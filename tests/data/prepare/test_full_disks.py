@@ -72,7 +72,7 @@ def test_a_full_disk_is_a_storage_error_without_half_written_files(large: Path, 
 
 
 @pytest.mark.parametrize(
-    "megabytes", [pytest.param(8, id="8 MB"), pytest.param(100, id="100 MB", marks=pytest.mark.slow)]
+    "megabytes", [pytest.param(4, id="4 MB"), pytest.param(100, id="100 MB", marks=pytest.mark.slow)]
 )
 def test_a_long_document_is_tokenized_in_bounded_memory(tmp_path: Path, megabytes: int) -> None:
     """Encoded in one call, a document takes about 120 bytes of memory per byte of text, in pieces its text and tokens.

@@ -17,7 +17,7 @@ from hlat.data.samples.training_data import ValidationData
 from tests.support.data.corpora import documents, write_jsonl
 from tests.support.data.preparing import training_data
 
-_fixture = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+_fixture = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 _packings = st.sampled_from(["concat", "best-fit"])
 
 

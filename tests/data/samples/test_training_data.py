@@ -28,7 +28,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
 
 
 _lengths = st.integers(2, 2500)
-_fixture = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+_fixture = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def _tokens(prepared: PreparedData, split: str) -> np.ndarray:

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.distributed.comparing import differences, reference, within_bounds
 from tests.support.distributed.jobs import train
-from tests.support.distributed.layouts import CASES, GLOBAL_BATCH, OTHERS, SOME, STEPS, USUAL, Case, recipe_content
+from tests.support.distributed.layouts import CASES, GLOBAL_BATCH, SOME, STEPS, USUAL, Case, recipe_content
 from tests.support.distributed.workers import Pool
 
 
@@ -22,18 +22,6 @@ SHORT = 4  # steps of layouts in the default suite; all layouts run in the slow 
 LONG = [case for case in SOME if case.world == 2]  # compared for many steps in the default suite too
 
 
-@pytest.mark.parametrize("case", USUAL, ids=str)
-def test_any_layout_trains_the_same_model(case: Case, pool: Pool) -> None:
-    check(pool, case, torch.float32, SHORT)
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=str(case), marks=() if case in LONG else pytest.mark.slow) for case in CASES]
-)
-def test_any_layout_trains_the_same_model_for_many_steps(case: Case, pool: Pool) -> None:
-    check(pool, case, torch.float32, STEPS)
-
-
 def in_every_run(*cases: Case) -> pytest.MarkDecorator:
     """All layouts; those that are not among these are in the slow suite."""
     return pytest.mark.parametrize(
@@ -41,7 +29,12 @@ def in_every_run(*cases: Case) -> pytest.MarkDecorator:
     )
 
 
-@in_every_run(*SOME, *OTHERS)
+@in_every_run(*LONG)
+def test_any_layout_trains_the_same_model_for_many_steps(case: Case, pool: Pool) -> None:
+    check(pool, case, torch.float32, STEPS)
+
+
+@in_every_run(*USUAL)
 def test_in_float64_differences_are_roundings_of_float64(case: Case, pool: Pool) -> None:
     """Any term omitted, counted twice or rounded to float32 would exceed this bound a million times."""
     check(pool, case, torch.float64, SHORT)
@@ -51,10 +44,17 @@ VARIANTS = {
     "coalescing off": {"model": {"coalesce": False}},
     "activation checkpointing": {"memory": {"activation_checkpointing": "full"}},
 }
+VARIED = {("TP4 + SP, 2 kv heads", "coalescing off"), ("PP2 zbv", "activation checkpointing")}  # in every run
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@in_every_run(*SOME)
+@pytest.mark.parametrize(
+    ("case", "variant"),
+    [
+        pytest.param(case, name, id=f"{case}-{name}", marks=() if (case.name, name) in VARIED else pytest.mark.slow)
+        for case in CASES
+        for name in VARIANTS
+    ],
+)
 def test_coalescing_and_checkpointing_change_nothing(case: Case, variant: str, pool: Pool) -> None:
     check(pool, case, torch.float32, SHORT if case in SOME else STEPS, **VARIANTS[variant])
 
@@ -79,10 +79,7 @@ RAMPED = ("PP2 gpipe", "PP2 1f1b", "PP2 zbv", "DP2, ZeRO 3", "PP2 interleaved-ze
 
 
 @pytest.mark.parametrize("name", RAMPED)
-@pytest.mark.parametrize(
-    "dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=["float64", "float32"]
-)
-def test_a_batch_ramp_in_a_layout_is_that_of_one_process(name: str, dtype: torch.dtype, pool: Pool) -> None:
+def test_a_batch_ramp_in_a_layout_is_that_of_one_process(name: str, pool: Pool) -> None:
     """Pipelines get a schedule for each number of micro-batches; ZeRO and accumulation count them anew each step."""
     (case,) = (case for case in CASES if case.name == name)
     batch = {"global_batch": GLOBAL_BATCH, "micro_batch": 1}
@@ -92,8 +89,8 @@ def test_a_batch_ramp_in_a_layout_is_that_of_one_process(name: str, dtype: torch
         ramp, steps = RAMP, 5
     content = recipe_content(case, batch={**batch, "ramp": ramp})
     alone = {**content, "parallel": {}, "batch": {**batch, "micro_batch": ramp[0]["global_batch"], "ramp": ramp}}
-    [expected] = pool.run(1, train, alone, steps, dtype)
-    found = differences(case, pool.run(case.world, train, content, steps, dtype), expected, dtype)
+    [expected] = pool.run(1, train, alone, steps, torch.float64)
+    found = differences(case, pool.run(case.world, train, content, steps, torch.float64), expected, torch.float64)
     assert within_bounds(found), found
 
 

@@ -80,15 +80,6 @@ def hosts(tmp_path, request):
     started.end()
 
 
-def test_ranks_of_all_hosts_are_one_run_and_every_supervisor_ends_with_its_exit_code(hosts):
-    hosts.start(0, 1)
-    hosts.wait_for_attempt(4)
-    assert hosts.finish() == [0, 0]
-    assert sorted((each["rank"], each["world"]) for each in hosts.attempts()) == [(rank, 4) for rank in range(4)]
-    assert hosts.events("incident") == []
-    assert hosts.events("hosts")[0]["world"] == 4
-
-
 def test_a_stop_signal_to_one_host_saves_and_stops_all(hosts):
     hosts.start(0, 1)
     hosts.wait_for_attempt(4)
@@ -97,9 +88,11 @@ def test_a_stop_signal_to_one_host_saves_and_stops_all(hosts):
     assert hosts.events("incident") == []
 
 
-def test_a_killed_rank_on_another_host_is_blamed_and_the_run_is_restarted_everywhere(hosts):
+def test_ranks_of_all_hosts_are_one_run_and_one_that_is_killed_is_blamed_and_restarts_it_everywhere(hosts):
     hosts.start(0, 1)
     hosts.wait_for_attempt(4)
+    assert sorted((each["rank"], each["world"]) for each in hosts.attempts()) == [(rank, 4) for rank in range(4)]
+    assert hosts.events("hosts")[0]["world"] == 4
     rank = next(child for child in hosts.tree(1) if _rank_of(child) == "3")
     rank.kill()
     hosts.wait_for_attempt(8)

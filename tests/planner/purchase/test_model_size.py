@@ -35,7 +35,7 @@ def test_law_and_planner_agree_on_the_chosen_size(generated: int | None) -> None
 
 
 def test_more_money_trains_a_larger_model_to_less_loss() -> None:
-    runs = [hlat.choose_model_size(chips="p4d.24xlarge", budget=f"{usd}", **RUN).runs[0] for usd in (500, 5000, 50000)]
+    runs = [hlat.choose_model_size(chips="p4d.24xlarge", budget=f"{usd}", **RUN).runs[0] for usd in (500, 50000)]
     assert [run.parameters for run in runs] == sorted({run.parameters for run in runs})
     assert [run.loss for run in runs] == sorted((run.loss for run in runs), reverse=True)
 

@@ -24,9 +24,9 @@ def chosen(chips: str = "p4d.24xlarge", **more: str) -> Purchase:
 
 @pytest.fixture(scope="module")
 def planned() -> dict:
-    """Plans for every number of p4d instances up to 12 that has one."""
+    """Plans for every number of p4d instances up to 8 that has one."""
     found = {}
-    for number in range(1, 13):
+    for number in range(1, 9):
         try:
             found[number] = hlat.plan("llama-3.2-1b", f"p4d.24xlarge:{number}", **MODEL)
         except PlanError:
@@ -34,11 +34,11 @@ def planned() -> dict:
     return found
 
 
-@pytest.mark.parametrize("days", [2.0, 4.0, 9.0])
+@pytest.mark.parametrize("days", [4.0, 9.0])
 def test_the_smallest_number_that_meets_a_deadline(planned: dict, days: float) -> None:
     """No smaller number does, by a plan of each. A tie between layouts may be broken otherwise: see ``best_layout``.
 
-    A larger number may be slower: on 5, 7, 9 or 11 instances a batch of 512 needs pipelines of as many stages.
+    A larger number may be slower: on 5 or 7 instances a batch of 512 needs pipelines of as many stages.
     """
     offer = chosen(deadline=f"{days}d").chosen
     in_time = [number for number, plan in planned.items() if plan.chosen.days * (1 + TIE_TOLERANCE) <= days]
@@ -49,9 +49,10 @@ def test_the_smallest_number_that_meets_a_deadline(planned: dict, days: float) -
 def test_the_fastest_within_a_budget(planned: dict) -> None:
     costs = {number: plan.chosen.cost_usd for number, plan in planned.items()}
     budget = max(costs.values()) * 1.01
-    offer = chosen(budget=f"{budget:.0f}").chosen
+    found = chosen(budget=f"{budget:.0f}")
+    offer = found.chosen
     assert offer.usd <= budget and offer.cluster.count >= max(planned)
-    assert all(other.usd > budget or other.days >= offer.days for other in chosen(budget=f"{budget:.0f}").sizes)
+    assert all(other.usd > budget or other.days >= offer.days for other in found.sizes)
 
 
 def test_without_a_goal_the_cost_is_on_the_flat_part() -> None:
@@ -78,8 +79,10 @@ def test_of_several_kinds_the_cheapest_comes_first_and_those_that_miss_are_named
     }
 
 
-@pytest.mark.parametrize("goal", [{"budget": "5k"}, {"deadline": "14d"}, {"budget": "5k", "deadline": "14d"}])
-@pytest.mark.parametrize("tokens", [None, 10**10])
+@pytest.mark.parametrize(
+    ("goal", "tokens"),
+    [({"budget": "5k"}, None), ({"deadline": "14d"}, 10**10), ({"budget": "5k", "deadline": "14d"}, None)],
+)
 def test_a_kind_that_refuses_an_option_is_missed_and_says_why(goal: dict, tokens: int | None) -> None:
     run = {**MODEL, "tokens": tokens, "precision": "fp8"}
     found = hlat.choose_cluster("llama-3.2-1b", chips="p4d.24xlarge,p5.48xlarge", **goal, **run)

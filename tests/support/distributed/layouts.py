@@ -105,7 +105,6 @@ CASES: tuple[Case, ...] = (
 
 # The default suite: each kind of parallelism, of shared parameter and of uneven part, in at least one layout.
 _USUAL = (
-    "TP2",
     "TP4 + SP, 2 kv heads",
     "TP4, 2 kv heads",
     "TP4 + SP, q and k norms, odd vocabulary",
@@ -125,11 +124,9 @@ _USUAL = (
     "DP2, ZeRO 3",
     "hybrid 2 x 2, ZeRO 3",
     "DP4, ZeRO 3, an empty shard",
-    "CP2",
     "CP4",
     "CP2 x DP2, ZeRO 3, norms after",
     "TP2 x PP2, tied",
-    "TP2 x DP2, ZeRO 1",
     "TP2 x DP2, ZeRO 3",
     "PP2 zbv x DP2, ZeRO 1",
     "TP2 x PP2 x DP2, ZeRO 1",
@@ -139,9 +136,6 @@ USUAL: tuple[Case, ...] = tuple(case for case in CASES if case.name in _USUAL)
 # One layout of each kind, for tests that repeat the comparison in several ways.
 _SOME = ("TP4 + SP, 2 kv heads", "PP2 zbv", "DP2, ZeRO 3", "CP2", "TP2 x PP2 x DP2, ZeRO 1")
 SOME: tuple[Case, ...] = tuple(case for case in CASES if case.name in _SOME)
-# Other architectures, likewise.
-_OTHERS = ("TP4 + SP, 2 kv heads, norms after", "CP2, sliding window")
-OTHERS: tuple[Case, ...] = tuple(case for case in CASES if case.name in _OTHERS)
 
 
 def recipe_content(case: Case, **changes: Any) -> dict[str, Any]:

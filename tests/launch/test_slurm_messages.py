@@ -1,7 +1,11 @@
-"""A Slurm job that reserves no accelerators would train on CPUs that cost as much: the command says so."""
+"""What is said of a Slurm job: accelerators that it does not reserve or use, and a record that cannot be read."""
+
+from pathlib import Path
 
 import pytest
 
+from hlat.launch.slurm import newest_job
+from hlat.runtime.errors import LaunchError
 from tests.support.commands import hlat
 
 
@@ -38,3 +42,20 @@ def test_devices_that_a_job_reserves_and_does_not_use_are_said(recipe_file, tmp_
     done = hlat("launch", "slurm", str(recipe_file), "--nodes", "1", "--dry-run", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert ("reserves the 8 devices of each h100" in done.stderr) == bool(said) and said in done.stderr
+
+
+def test_a_record_of_jobs_that_cannot_be_read_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slurm-jobs.jsonl").write_text("not JSON\n")
+    with pytest.raises(LaunchError, match=r"slurm-jobs\.jsonl\) is damaged in its last line"):
+        newest_job(tmp_path)
+    (tmp_path / "slurm-jobs.jsonl").write_text("")
+    with pytest.raises(LaunchError, match=r"slurm-jobs\.jsonl\) is empty.*`hlat launch slurm` submits one"):
+        newest_job(tmp_path)
+
+    def refuse(self: Path, encoding: str) -> str:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(LaunchError, match=r": permission denied\. Ask for the permission") as caught:
+        newest_job(tmp_path)
+    assert "Errno" not in str(caught.value)
