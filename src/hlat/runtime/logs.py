@@ -18,7 +18,6 @@ and the traceback of a crash are in the file, or in JSON, too.
 
 import atexit
 import faulthandler
-import io
 import os
 import platform
 import re
@@ -36,7 +35,7 @@ from typing import Any, TextIO
 from hlat.runtime.errors import HlatError, StorageError
 from hlat.runtime.json_lines import format_line
 from hlat.runtime.process import lossy_stream
-from hlat.runtime.terminal import EscapingStream
+from hlat.runtime.terminal import EscapingStream, StreamAround, terminal_below
 from hlat.runtime.urls import redact, redact_json
 
 _COPIED_BYTES = 1 << 20
@@ -273,44 +272,22 @@ class _LineCopy:
             self._at_start = text.endswith("\n")
 
 
-class Tee(io.TextIOBase):
+class Tee(StreamAround):
     """A text stream that copies what is written; all else, above all ``isatty``, is the console's."""
 
     def __init__(self, console: TextIO, copy: _LineCopy) -> None:
-        self._console, self._copy = console, copy
+        super().__init__(console)
+        self._copy = copy
 
     def write(self, text: str) -> int:
         self._copy.write(text)
-        return self._console.write(text)
-
-    def flush(self) -> None:
-        self._console.flush()
-
-    def isatty(self) -> bool:
-        return self._console.isatty()
-
-    def fileno(self) -> int:
-        return self._console.fileno()
-
-    def writable(self) -> bool:
-        return True
+        return super().write(text)
 
     @property
     def rich_proxied_file(self) -> "TextIO | Tee":
         # As terminal.EscapingStream: rich writes there.
-        underlying = getattr(self._console, "rich_proxied_file", self._console)
-        return self if underlying is self._console else Tee(underlying, self._copy)
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # typeshed has an attribute, which is None in TextIOBase
-        return self._console.encoding
-
-    @property
-    def errors(self) -> str | None:  # type: ignore[override]
-        return self._console.errors
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._console, name)
+        below = terminal_below(self.stream)
+        return self if below is self.stream else Tee(below, self._copy)
 
 
 _JSON_MARK = "HLAT_JSON_LINES"  # environment variable of the processes whose streams are converted
