@@ -42,7 +42,7 @@ from hlat.runtime.terminal import plural
 if TYPE_CHECKING:
     from hlat.compilation import CompiledCache
     from hlat.config import Recipe
-    from hlat.launch import CompileJob, TrainingJob
+    from hlat.launch import CompileJob, TrainingJob, Voice
     from hlat.sweep import Sweep, SweepResult
     from hlat.training import Outcome
 
@@ -103,43 +103,46 @@ def train(
     if verbose:
         be_verbose()
     with opening_line(f"reading {recipe}", draws=not quiet) as line:
-        from hlat.launch import (
-            TrainingJob,
-            Voice,
-            join_slurm_job,
-            parse_nproc,
-            refuse_half_environment,
-            refuse_worker,
-            supervise_job,
-        )
+        from hlat.launch import TrainingJob, Voice, parse_nproc, refuse_worker
 
         # As overrides, so that all processes of the run get them with the recipe.
         console = ["tracking.console=json"] if os.environ.get(LOG_ENV) == "json" else []
         given = [*(overrides or ()), *(["tracking.console=warnings"] if quiet else console)]
         job = TrainingJob(recipe, tuple(given), profile, allow_faults, require_step)
-        least, most = parse_nproc(nproc)
+        counts = parse_nproc(nproc)
         voice = Voice(complain_above, say_above, partial(_begin, line), show_event=show_event, show_start=line.show)
         if nodes is not None:
             from hlat.launch import HostOptions, supervise_on_hosts  # with what preflight checks need: 0.3 s
 
             refuse_worker(nproc or "")
-            raise typer.Exit(supervise_on_hosts(job, most, HostOptions(nodes, node, address), voice))
+            raise typer.Exit(supervise_on_hosts(job, counts[1], HostOptions(nodes, node, address), voice))
         if alone := [name for name, value in (("--node", node), ("--address", address)) if value is not None]:
             raise LaunchError(
                 f"{' and '.join(alone)}: for a run on several hosts, whose number is not given. Add --nodes N on every "
                 "host; without it each would be a run of its own."
             )
-        join_slurm_job(nproc)
-        refuse_half_environment()
-        if most > 1:
-            refuse_worker(nproc or "")
-        elif no_supervisor or "WORLD_SIZE" in os.environ:
-            raise typer.Exit(_work(job, line))
-        raise typer.Exit(
-            supervise_job(
-                job, (least, most), voice, lambda: _work(job, OpeningLine(draws=not quiet)), once=no_supervisor
-            )
-        )
+        raise typer.Exit(_train_here(job, nproc, counts, voice, line, once=no_supervisor, draws=not quiet))
+
+
+def _train_here(
+    job: "TrainingJob",
+    nproc: str | None,
+    counts: tuple[int, int],
+    voice: "Voice",
+    line: OpeningLine,
+    *,
+    once: bool,
+    draws: bool,
+) -> int:
+    from hlat.launch import join_slurm_job, refuse_half_environment, refuse_worker, supervise_job
+
+    join_slurm_job(nproc)
+    refuse_half_environment()
+    if counts[1] > 1:
+        refuse_worker(nproc or "")
+    elif once or "WORLD_SIZE" in os.environ:
+        return _work(job, line)
+    return supervise_job(job, counts, voice, lambda: _work(job, OpeningLine(draws=draws)), once=once)
 
 
 def _begin(line: OpeningLine, recipe: "Recipe") -> None:
