@@ -211,18 +211,14 @@ def submit_kubernetes(
 
     Args:
         recipe: as for ``submit_slurm``; the manifests contain it with all defaults filled in.
-        overrides: as for ``submit_slurm``.
         nodes: number of pods, each of which takes a machine.
         options: image, kind of job, volumes and other options of Kubernetes.
-        nproc: as for ``submit_slurm``.
         instance: as for ``submit_slurm``; sets environment variables, resources and labels of the nodes.
-        hardware: as for ``submit_slurm``.
-        environment: as for ``submit_slurm``.
         name: name of the job, a DNS label; None for the run's.
         grace: seconds that a pod has to save when Kubernetes ends it.
         program: command that runs hlat in the image; None for ``hlat``.
-        least: as for ``submit_slurm``.
         dry_run: only write the manifests.
+        overrides, nproc, hardware, environment, least: as for ``submit_slurm``.
 
     Raises:
         LaunchError: an option is wrong (every problem is listed), or kubectl fails.
