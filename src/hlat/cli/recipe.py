@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import hlat
-from hlat.cli.options import check_outputs
+from hlat.cli.options import check_outputs, write_output
 from hlat.cli.terminal import (
     OverridesArgument,
     RecipeArgument,
@@ -103,16 +103,9 @@ def init(
     text = hlat.draft_recipe(
         texts, name=name or to.stem, hours=hours, column=column, start=start, model=model, device=device
     )
-    _write(to, text)
+    write_output(to, text)
     say(text.rstrip())
     say(f"\nwritten to {to}. Next: hlat check {to}, then hlat train {to}")
-
-
-def _write(recipe: Path, text: str) -> None:
-    try:
-        recipe.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"{recipe} cannot be written: {error}") from error
 
 
 def check(
@@ -236,7 +229,7 @@ def from_nxdt(
     if to is None:
         say(found.text(source).rstrip())
         return
-    _write(to, found.text(source))
+    write_output(to, found.text(source))
     _list("not quite the same", found.differs)
     _list("without counterpart", found.lost)
     _list("to be added or changed before it runs", found.missing)
