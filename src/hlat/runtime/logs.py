@@ -210,7 +210,7 @@ def _crash_stacks_in(log: _LogFile) -> Iterator[None]:
 
 @contextmanager
 def _redirected_to(log: _LogFile, stream: EscapingStream) -> Iterator[None]:
-    _flush_log()  # earlier output belongs to the console
+    _flush_streams()  # earlier output belongs to the console
     saved = [os.dup(descriptor) for descriptor in (1, 2)]
     try:
         log.copy_to(1, 2)
@@ -218,7 +218,7 @@ def _redirected_to(log: _LogFile, stream: EscapingStream) -> Iterator[None]:
         with redirect_stdout(stream), redirect_stderr(stream):
             yield
     finally:
-        _flush_log()
+        _flush_streams()
         log.copy_to()
         for descriptor, console in zip((1, 2), saved, strict=True):
             os.dup2(console, descriptor)
@@ -232,7 +232,7 @@ def _copied_to(log: EscapingStream) -> Iterator[None]:
         yield
 
 
-def _flush_log() -> None:
+def _flush_streams() -> None:
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         with suppress(OSError):  # a closed pipe must not end the work
             if stream is not None:
@@ -351,9 +351,3 @@ def _restore_streams(owner: int, saved: list[int], helper: "subprocess.Popen[byt
 def _report_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     text = "".join(traceback.format_exception(kind, error, trace)).rstrip()
     sys.stderr.write(json_line("output", text, level="error", values={"stream": "stderr"}) + "\n")
-
-
-def _flush_streams() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):
-            stream.flush()

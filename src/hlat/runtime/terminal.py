@@ -319,15 +319,15 @@ def erase_line() -> None:
 def erase_rest_of(stream: TextIO) -> None:
     """Erase what another process, killed or still drawing, has left at the cursor of a terminal."""
     with suppress(OSError, ValueError):
-        if stream.isatty() and draws_lines():
+        if draws_lines(stream):
             terminal = terminal_below(stream)
             terminal.write(_ERASE)
             terminal.flush()
 
 
-def draws_lines() -> bool:
-    """Return True if the terminal named by TERM can be drawn on."""
-    return os.environ.get("TERM") not in ("dumb", "unknown")
+def draws_lines(stream: TextIO) -> bool:
+    """Return True if a stream is a terminal on which lines can be drawn."""
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def takes_output(descriptor: int, seconds: float | None) -> bool:

@@ -135,7 +135,7 @@ def show_data_progress(stream: TextIO, say: Callable[[str], None]) -> Iterator[P
         line.show(progress.render)
         yield progress
         line.show(StageLine("checking data"))
-    elif stream.isatty() and draws_lines():
+    elif draws_lines(stream):
         with closing(BottomLine(stream, progress.render)):
             yield progress
     else:
@@ -147,7 +147,7 @@ def show_progress(stream: TextIO, say: Callable[[str], None]) -> Iterator[Progre
     """Show the progress of an evaluation within the block, whose reports count micro-batches."""
     progress = DataProgress(counts=_BATCHES)
     progress("starting", 0, 0)
-    if stream.isatty() and draws_lines():
+    if draws_lines(stream):
         with closing(BottomLine(stream, progress.render)):
             yield progress
     else:
