@@ -234,7 +234,7 @@ def _copied_to(log: EscapingStream) -> Iterator[None]:
 
 def _flush_streams() -> None:
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        with suppress(OSError):  # a closed pipe must not end the work
+        with suppress(OSError, ValueError):  # a closed pipe, or a closed stream, must not end the work
             if stream is not None:
                 stream.flush()
 
