@@ -52,7 +52,7 @@ def main():
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--mode", default="mixed")
     options, record = parser.parse_args(), Recorder(__file__, "accelerators.md")
-    from hlat.quickstart.corpus import standard_library
+    from hlat.quickstart import standard_library
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -24,7 +24,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from hlat.quickstart.corpus import standard_library
+from hlat.quickstart import standard_library
 from results import ROOT, Recorder
 
 

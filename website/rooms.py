@@ -37,9 +37,10 @@ def _rooms() -> Iterator[str]:
     yield from ("| room | purpose | wings |", "|---|---|---|")
     for layer in dict(contracts())["hlat"]:
         for room in layer.replace("hlat.", "").split(" | "):
-            if (_SOURCE / "hlat" / room).is_dir():
-                wings = (f"`{path.parent.name}`: {_purpose(path)}" for path in _wings(_SOURCE / "hlat" / room))
-                yield f"| `{room}` | {_purpose(_SOURCE / 'hlat' / room / '__init__.py')} | {'<br>'.join(wings)} |"
+            folder = _SOURCE / "hlat" / room
+            wings = (f"`{path.parent.name}`: {_purpose(path)}" for path in _wings(folder))
+            door = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+            yield f"| `{room}` | {_purpose(door)} | {'<br>'.join(wings)} |"
 
 
 def _order() -> Iterator[str]:

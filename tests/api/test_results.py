@@ -256,7 +256,11 @@ def test_the_page_has_every_function_and_argument():
         for argument in inspect.signature(function).parameters:
             words = re.findall(r"\w+", section.partition("\n")[0])
             assert argument in words or f"`{argument}`" in section, f"{name}: {argument}"
-            assert f"{argument}:" in inspect.getdoc(function), f"{name}: {argument} is not in its docstring"
+            # A line explains one argument, or says where several are explained.
+            line = rf"^    (\w+, )*{argument}(, \w+)*: "
+            assert re.search(line, inspect.getdoc(function), re.MULTILINE), (
+                f"{name}: {argument} is not in its docstring"
+            )
     for field in dataclasses.fields(hlat.TrainingResult):
         assert f"`{field.name}`" in page, field.name
     for error in (*hlat._API["runtime.errors"], "RecipeError"):

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hlat.hardware import PeakFlops, load_catalog, peak, peak_flops
-from hlat.hardware import peak as measure
-from hlat.hardware.peak import MatmulRate, measure_matmul
+from hlat.hardware import PeakFlops, load_catalog, machine, peak_flops
+from hlat.hardware.machine import MatmulRate, measure_matmul
 from hlat.model import matmul, product_library
 from hlat.runtime.backend import neuron
 from hlat.runtime.backend.base import TORCH
@@ -35,7 +34,7 @@ def as_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[torch.dtype]
 
         module = SimpleNamespace(get_device_name=lambda device: name)
         monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-        monkeypatch.setattr(peak, "measure_matmul", measure)
+        monkeypatch.setattr(machine, "measure_matmul", measure)
         return measured
 
     return pretend
@@ -75,7 +74,7 @@ def test_emulated_bf16_has_the_peak_of_fp32(fast: bool, monkeypatch: pytest.Monk
         return MatmulRate(1e11, 1024, "torch")
 
     monkeypatch.setattr(CpuBackend, "has_fast_bf16", lambda self, device: fast)
-    monkeypatch.setattr(peak, "measure_matmul", measure)
+    monkeypatch.setattr(machine, "measure_matmul", measure)
     found = peak_flops(torch.device("cpu"), torch.bfloat16)
     assert measured == [torch.bfloat16 if fast else torch.float32]
     assert ("in which bfloat16 is computed here" in found.source) == (not fast)
@@ -192,7 +191,7 @@ def test_the_peak_is_that_of_the_fastest_library_of_training(
         return multiply
 
     monkeypatch.setattr(CpuBackend, "fp32_by_onednn", True)
-    monkeypatch.setattr(measure, "PRODUCTS", {library: by(library) for library in seconds})
+    monkeypatch.setattr(machine, "PRODUCTS", {library: by(library) for library in seconds})
     rate = measure_matmul(CPU, torch.float32, budget_seconds=0.2, clock=clock)
     assert rate.flops == pytest.approx(2 * 512**3 / 0.002)
     assert rate.library == min(seconds, key=lambda name: seconds[name])

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from hlat.runtime.distributed import rendezvous
+from hlat.runtime.distributed.network import Signer
 from hlat.runtime.distributed.rendezvous import Rendezvous
-from hlat.runtime.distributed.run_secret import Signer
 from hlat.runtime.process import RankInfo
 from tests.support.commands import StartedCommand
 from tests.support.launch.launching import wait_until

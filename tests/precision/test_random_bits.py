@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from hlat.precision import element_bits, step_keys, stream_keys
-from hlat.precision.rounding import threefry
+from hlat.precision import element_bits, step_keys, stream_keys, threefry
 
 CPU = torch.device("cpu")
 DRAWS = 1 << 20

@@ -6,8 +6,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hlat.precision import element_bits, step_keys, stochastic_round, stream_keys
-from hlat.precision.rounding import LARGEST_BF16
+from hlat.precision import LARGEST_BF16, element_bits, step_keys, stochastic_round, stream_keys
 
 ALL_BITS = torch.arange(1 << 16, dtype=torch.int32)  # all values of the random bits
 

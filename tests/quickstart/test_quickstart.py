@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from hlat.quickstart import corpus, run_quickstart
+from hlat.quickstart import run_quickstart, standard_library
 from hlat.runtime.errors import LaunchError
 
 
 def test_the_standard_library_of_this_machine_is_found():
-    sources = corpus.standard_library()
+    sources = standard_library()
     assert any(source["path"].endswith("*.py") for source in sources)
     assert not any("site-packages" in source["path"] for source in sources)
 
@@ -19,7 +19,7 @@ def test_the_standard_library_of_this_machine_is_found():
 def test_a_python_without_source_text_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "none")})
     with pytest.raises(LaunchError, match=r"data\.path"):
-        corpus.standard_library()
+        standard_library()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ ROOT = Path(hlat.__file__).parent
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 CEILINGS = {
     # room: (lines of code, nodes), 3 % above what there was on 2026-11-27
-    "": (181, 887),
+    "": (363, 2836),  # with precision and quickstart, a module each
     "activation_checkpointing": (546, 5796),
     "api": (804, 6016),
     "checkpoint": (4749, 46639),
@@ -31,8 +31,6 @@ CEILINGS = {
     "page": (590, 6123),
     "parallel": (3086, 33713),
     "planner": (4296, 45614),
-    "precision": (116, 1175),
-    "quickstart": (105, 852),
     "rehearsal": (1504, 15288),
     "reporting": (1216, 12598),
     "resilience": (1177, 12225),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hlat.launch import multiprocess_launcher
 from hlat.launch.local_processes import ForkedWorker, RankPlaces, launch_forked
-from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV
+from hlat.runtime.distributed.network import RUN_SECRET_ENV
 
 
 class ForkedRanks:

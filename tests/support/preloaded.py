@@ -17,7 +17,7 @@ for _name in (
     "hlat.parallel.context_parallel",
     "hlat.parallel.pipeline_parallel",
     "hlat.planner.report.html_report",
-    "hlat.quickstart.story",
+    "hlat.quickstart",
     "hlat.training.loop",
     "pytest",
     "tests.support.forked_ranks",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hlat.api.recipes import checks_arguments
+from hlat.api.recipes import checks_arguments, optional_text
 from hlat.api.training import outcome_error, restored
 from hlat.launch import EvaluationJob, refuse_worker, run_processes
 
@@ -113,10 +113,10 @@ def evaluate_tasks(
         checkpoint=str(checkpoint),
         # As on the command line, since other processes get the job as its arguments.
         tasks=",".join(tasks) or None,
-        suite=None if suite is None else str(suite),
-        out=None if out is None else str(out),
-        files=None if files is None else str(files),
-        include=None if include is None else str(include),
+        suite=optional_text(suite),
+        out=optional_text(out),
+        files=optional_text(files),
+        include=optional_text(include),
         shots=shots,
         limit=limit,
         seed=seed,
@@ -129,6 +129,10 @@ def evaluate_tasks(
         batch_tokens=batch_tokens,
         batch_rows=batch_rows,
     )
+    return _evaluate_tasks(job, nproc)
+
+
+def _evaluate_tasks(job: EvaluationJob, nproc: int) -> "SuiteReport":
     with restored():
         from hlat.evaluation import read_report
 

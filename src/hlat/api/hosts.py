@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hlat.api.recipes import Overrides, checks_arguments, override_words
+from hlat.api.recipes import Overrides, checks_arguments, optional_text, override_words
 from hlat.config import Recipe, load_recipe
 from hlat.runtime.errors import LaunchError, StorageError
 
@@ -58,7 +58,7 @@ def doctor(
         # A recipe in memory cannot be sent: each host reads the same file or name.
         if isinstance(recipe, Recipe):
             raise LaunchError("hosts load the recipe themselves: give the path of its file.")
-        report = examine_by_ssh(hosts, None if recipe is None else str(recipe), words, options, ssh)
+        report = examine_by_ssh(hosts, optional_text(recipe), words, options, ssh)
     else:
         source = str(recipe) if isinstance(recipe, Path) else recipe
         report = run_preflight(make_request(source, words, options))
@@ -182,19 +182,8 @@ def submit_slurm(
     """
     from hlat.launch import RunRequest, SlurmOptions, SlurmSubmission, batch_script, submit_script
 
-    request = RunRequest(
-        str(recipe),
-        tuple(override_words(overrides)),
-        nodes,
-        nproc,
-        instance,
-        None if hardware is None else str(hardware),
-        _assignments(environment),
-        name,
-        grace,
-        program,
-        least,
-    )
+    words, catalog, variables = tuple(override_words(overrides)), optional_text(hardware), _assignments(environment)
+    request = RunRequest(str(recipe), words, nodes, nproc, instance, catalog, variables, name, grace, program, least)
     script = batch_script(request, SlurmOptions() if options is None else options, Path.cwd())
     # Found before submission, which makes them.
     missing = tuple(folder for folder in script.folders if not folder.is_dir())
@@ -222,18 +211,14 @@ def submit_kubernetes(
 
     Args:
         recipe: as for ``submit_slurm``; the manifests contain it with all defaults filled in.
-        overrides: as for ``submit_slurm``.
         nodes: number of pods, each of which takes a machine.
         options: image, kind of job, volumes and other options of Kubernetes.
-        nproc: as for ``submit_slurm``.
         instance: as for ``submit_slurm``; sets environment variables, resources and labels of the nodes.
-        hardware: as for ``submit_slurm``.
-        environment: as for ``submit_slurm``.
         name: name of the job, a DNS label; None for the run's.
         grace: seconds that a pod has to save when Kubernetes ends it.
         program: command that runs hlat in the image; None for ``hlat``.
-        least: as for ``submit_slurm``.
         dry_run: only write the manifests.
+        overrides, nproc, hardware, environment, least: as for ``submit_slurm``.
 
     Raises:
         LaunchError: an option is wrong (every problem is listed), or kubectl fails.
@@ -241,19 +226,8 @@ def submit_kubernetes(
     """
     from hlat.launch import RunRequest, apply_manifests, manifests, manifests_yaml
 
-    request = RunRequest(
-        str(recipe),
-        tuple(override_words(overrides)),
-        nodes,
-        nproc,
-        instance,
-        None if hardware is None else str(hardware),
-        _assignments(environment),
-        name,
-        grace,
-        program,
-        least,
-    )
+    words, catalog, variables = tuple(override_words(overrides)), optional_text(hardware), _assignments(environment)
+    request = RunRequest(str(recipe), words, nodes, nproc, instance, catalog, variables, name, grace, program, least)
     text = manifests_yaml(manifests(request, options))
     if not dry_run:
         apply_manifests(text)

@@ -84,25 +84,15 @@ def compare_plans(
     storage: str | None = None,
     pue: float | None = None,
 ) -> "ClusterComparison":
-    """Plan a run on each of several clusters; ``plan`` explains the arguments that both have.
+    """Plan a run on each of several clusters.
 
     Args:
-        model: as for ``plan``.
         clusters: INSTANCE:N each.
-        tokens: as for ``plan``.
-        sequence: as for ``plan``.
-        global_batch: as for ``plan``.
-        precision: as for ``plan``.
         price: as for ``plan``; None for the first kind that all clusters have.
         rank_by: "time" or "cost" orders the plans; None keeps the order of ``clusters``.
-        layout: as for ``plan``.
         against: another layout whose prediction is to be compared.
-        hardware: as for ``plan``.
-        per: as for ``plan``.
-        interruptions: as for ``plan``.
-        prices_of: as for ``plan``.
-        storage: as for ``plan``.
-        pue: as for ``plan``.
+        model, tokens, sequence, global_batch, precision, layout: as for ``plan``.
+        hardware, per, interruptions, prices_of, storage, pue: as for ``plan``.
 
     Returns:
         ``plans``, ``refused`` (the reason, by cluster without a plan), ``against`` (a prediction by cluster), and
@@ -141,21 +131,13 @@ def choose_cluster(
     number of tokens is not given, neither here nor by a recipe, it is the cluster that trains on most tokens.
 
     Args:
-        model: as for ``plan``.
         chips: instances or chips of the catalog, separated by commas, or "any" for all instances with a price.
         deadline: longest duration of the run, failures and saves included, as in "36h", "14d" or "2w".
         budget: highest cost of the run in USD, as in "50000" or "50k".
         tokens: tokens of the whole run; None for the recipe's, else with a budget as many as it affords, else 20 per
             parameter.
-        sequence: as for ``plan``.
-        global_batch: as for ``plan``.
-        precision: as for ``plan``.
         price: as for ``plan``; None for the kind that most of the instances have.
-        hardware: as for ``plan``.
-        interruptions: as for ``plan``.
-        prices_of: as for ``plan``.
-        storage: as for ``plan``.
-        pue: as for ``plan``.
+        model, sequence, global_batch, precision, hardware, interruptions, prices_of, storage, pue: as for ``plan``.
 
     Returns:
         ``rows``, the best offer of each kind of instance that meets the goal, the ``chosen`` one first; ``sizes``, the
@@ -195,20 +177,11 @@ def choose_model_size(
     shape is the nearest of some that follow Llama 3.
 
     Args:
-        chips: as for ``choose_cluster``.
         budget: cost of the run in USD, as in "50000" or "50k".
         flops: FLOPs of the run, 6 per parameter and token, instead of a budget.
         inference_tokens: tokens to be generated over the model's life, prompts included.
-        deadline: as for ``choose_cluster``.
-        sequence: as for ``plan``.
-        global_batch: as for ``plan``.
-        precision: as for ``plan``.
-        price: as for ``choose_cluster``.
-        hardware: as for ``plan``.
-        interruptions: as for ``plan``.
-        prices_of: as for ``plan``.
-        storage: as for ``plan``.
-        pue: as for ``plan``.
+        chips, deadline, price: as for ``choose_cluster``.
+        sequence, global_batch, precision, hardware, interruptions, prices_of, storage, pue: as for ``plan``.
 
     Returns:
         ``runs``: the run of the best size (with ``inference_tokens`` that for them, then the one of least loss), each

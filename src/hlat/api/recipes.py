@@ -202,8 +202,8 @@ def draft_recipe(
     """
     from hlat.draft import draft_recipe as draft
 
-    given, kind = (None if path is None else str(path) for path in (start, model))
-    return draft(str(texts), name=name, hours=hours, column=column, start=given, model=kind, device=device)
+    start, model = optional_text(start), optional_text(model)
+    return draft(str(texts), name=name, hours=hours, column=column, start=start, model=model, device=device)
 
 
 @contextmanager
@@ -229,6 +229,11 @@ def recipe_job(
         # JSON is YAML: processes load it as any other recipe file.
         file.write_text(json.dumps(recipe.model_dump(mode="json")), encoding="utf-8")
         yield TrainingJob(str(file), (), *options)
+
+
+def optional_text(path: str | Path | None) -> str | None:
+    """Return a path as text, as the command line has it; None stays."""
+    return None if path is None else str(path)
 
 
 def override_words(overrides: Overrides) -> list[str]:

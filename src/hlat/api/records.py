@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hlat.api.recipes import checks_arguments
+from hlat.api.recipes import checks_arguments, optional_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +62,7 @@ def report(
     from hlat.reporting import Machines, write_report
 
     folders = [runs] if isinstance(runs, (str, Path)) else list(runs)
-    machines = None if cluster is None else Machines(cluster, price, None if hardware is None else str(hardware))
+    machines = None if cluster is None else Machines(cluster, price, optional_text(hardware))
     return write_report([Path(folder) for folder in folders], None if to is None else Path(to), machines)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hlat.cli import checkpoint, doctor, evaluate, hardware, plan, recipe, runs, start, sweep, train
+from hlat.cli import checkpoint, doctor, evaluate, hardware, plan, recipe, runs, train
 from hlat.cli.data import data_app
 from hlat.cli.launch import launch_app
 from hlat.cli.options import hinted, process_options
@@ -184,7 +184,7 @@ def _options(
         print_json_lines()
 
 
-for module in (start, recipe, plan, doctor, train, sweep, runs, evaluate, checkpoint):
+for module in (recipe, plan, doctor, train, runs, evaluate, checkpoint):
     module.register(app)
 app.add_typer(data_app, name="data")
 app.add_typer(checkpoint.app, name="checkpoint")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from hlat.cli.options import JsonOption
 from hlat.cli.terminal import CheckpointArgument, WeightsOption, ready, say
 from hlat.runtime.errors import CheckpointError, CheckpointFormatError, LaunchError
 from hlat.runtime.terminal import escape_name, plural
@@ -30,7 +31,6 @@ RunArgument = Annotated[
 CheckpointsArgument = Annotated[
     str, typer.Argument(help="Run folder, its checkpoints folder, one checkpoint, or a URL.", show_default=False)
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 
 _CHECKPOINTS = ("committed", "damaged", "newer format")  # states of folders that a run would try to resume from
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import hlat
+from hlat.cli.options import JsonOption
 from hlat.cli.terminal import OverridesArgument, RecipeArgument, data_progress, ready, say
 from hlat.runtime.errors import DataError
 from hlat.runtime.terminal import escape_controls, escape_name, plural
@@ -45,7 +46,7 @@ def show_command(
     overrides: OverridesArgument = None,
     samples: Annotated[int, typer.Option(min=0, help="Samples of text to show of each split.")] = 2,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each sample.")] = 128,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the contents of prepared data: counts, document lengths, copies, unreadable rows, samples of the text."""
     folder, _ = _find(source, overrides)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hlat.cli.options import HardwareOption
 from hlat.cli.terminal import complain, ready, say
 
 if TYPE_CHECKING:
@@ -53,9 +54,7 @@ def doctor(
     instance: Annotated[
         str | None, typer.Option(help="Kind of machine in the catalog, for the rates of its links and its devices.")
     ] = None,
-    hardware: Annotated[
-        Path | None, typer.Option(help="Your own catalog, on top of the one that ships with hlat.", metavar="FILE")
-    ] = None,
+    hardware: HardwareOption = None,
     wait: Annotated[float, typer.Option(help="Seconds to wait for other hosts, and for collectives.")] = 60.0,
     exclude_bad: Annotated[
         Path | None,

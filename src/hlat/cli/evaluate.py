@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _SECONDS_BETWEEN_LINES = 5.0
 _IN_SANDBOX = "sandbox"
-_RENDERED = ("render", "tasks", "suite", "files", "include", "shots", "limit", "seed")
-"""Options of ``--render``."""
+_RENDERED = ("tasks", "suite", "files", "include", "shots", "limit", "seed")
+"""Options that ``--render`` takes."""
 
 
 def register(app: typer.Typer) -> None:
@@ -105,39 +105,52 @@ def evaluate(
 
     An evaluation of tasks that was interrupted goes on with the same command.
     """
+    if render is not None:
+        _render(context, render)
+    elif checkpoint is None:
+        raise LaunchError("name a run folder, a checkpoints folder or one checkpoint; only --render needs none.")
+    elif tasks is not None or suite is not None:
+        raise typer.Exit(_run_tasks(_tasks_job(context), nproc, quiet))
+    elif watch:
+        _refuse_others(context, "--watch", {"checkpoint", "weights", "watch", "once", "requests"})
+        import hlat.evaluation  # while Ctrl-C cannot interrupt it
+
+        ready()
+        hlat.watch(checkpoint, requests or (), weights=weights, once=once, on_result=_say_result)
+    else:
+        alone = "an evaluation without --tasks, --suite or --watch"
+        _refuse_others(context, alone, {"checkpoint", "data", "weights", "as_json", "quiet"})
+        _show_loss(checkpoint, data, weights, as_json, quiet)
+
+
+def _render(context: typer.Context, file: Path) -> None:
     from hlat.launch import EvaluationJob
 
-    job_options = {each.name for each in fields(EvaluationJob)}
-    if render is not None:
-        _refuse_others(context, "--render", _RENDERED)
-        wanted = EvaluationJob("", tasks, suite, files=files, include=include, shots=shots, limit=limit, seed=seed)
-        say(f"{wanted.render(render):,} requests are in {render}")
-        return
-    if checkpoint is None:
-        raise LaunchError("name a run folder, a checkpoints folder or one checkpoint; only --render needs none.")
-    if tasks is not None or suite is not None:
-        _refuse_others(context, "--tasks and --suite", job_options | {"nproc", "quiet"})
-        permission = {_IN_SANDBOX: True, None: False}.get(allow_code_execution, allow_code_execution)
-        given = {name: context.params[name] for name in job_options} | {"allow_code_execution": permission}
-        job = EvaluationJob(**given)
-        raise typer.Exit(_run_tasks(job, nproc, quiet))
+    _refuse_others(context, "--render", ("render", *_RENDERED))
+    wanted = EvaluationJob("", **{name: context.params[name] for name in _RENDERED})
+    say(f"{wanted.render(file):,} requests are in {file}")
+
+
+def _tasks_job(context: typer.Context) -> "EvaluationJob":
+    from hlat.launch import EvaluationJob
+
+    options = {each.name for each in fields(EvaluationJob)}
+    _refuse_others(context, "--tasks and --suite", options | {"nproc", "quiet"})
+    given = {name: context.params[name] for name in options}
+    allowed = given["allow_code_execution"]
+    return EvaluationJob(**given | {"allow_code_execution": {_IN_SANDBOX: True, None: False}.get(allowed, allowed)})
+
+
+def _show_loss(checkpoint: str, data: str | None, weights: str, as_json: bool, quiet: bool) -> None:
     import hlat.evaluation  # while Ctrl-C cannot interrupt it
 
     ready()
-    if watch:
-        _refuse_others(context, "--watch", {"checkpoint", "weights", "watch", "once", "requests"})
-        hlat.watch(checkpoint, requests or (), weights=weights, once=once, on_result=_say_result)
-        return
-    alone = "an evaluation without --tasks, --suite or --watch"
-    _refuse_others(context, alone, {"checkpoint", "data", "weights", "as_json", "quiet"})
-    from hlat.tracking import show_progress
+    from hlat.tracking import show_progress, to_json_value
 
     # Standard output is for the JSON alone.
     with show_progress(sys.stderr if as_json else sys.stdout, complain if as_json else say) as progress:
         result = hlat.evaluate(checkpoint, data, weights=weights, on_progress=None if quiet else progress)
     if as_json:
-        from hlat.tracking import to_json_value
-
         say(json.dumps(to_json_value(result.to_dict()), indent=2))
         return
     say(f"validation loss {result.loss:.4f}, perplexity {result.perplexity:.2f}")

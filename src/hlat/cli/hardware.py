@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlat.cli.options import check_outputs
+from hlat.cli.options import HardwareOption, check_outputs, write_output
 from hlat.cli.terminal import ready, say
 from hlat.runtime.terminal import plural
 
@@ -18,11 +18,6 @@ _HINT = """# Measured by hlat; docs/planning.md describes the fields. Correct by
 """
 
 app = typer.Typer(help="Catalog of chips, instances and prices that the planner uses.", no_args_is_help=True)
-
-HardwareOption = Annotated[
-    Path | None,
-    typer.Option("--hardware", help="Your own catalog, on top of the one that ships with hlat.", metavar="FILE"),
-]
 
 
 @app.command("list")
@@ -116,8 +111,5 @@ def measure_command(
     say(f"memory    {machine.memory_rate / 1e9:10.2f} GB/s in copies, {machine.memory_bytes / (1 << 30):.1f} GiB")
     if machine.link_rate is not None:
         say(f"links     {machine.link_rate / 1e9:10.2f} GB/s sent by each process in an all-reduce")
-    try:
-        to.write_text(_HINT + yaml.safe_dump(machine.catalog(name), sort_keys=False), encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"{to} cannot be written: {error}") from error
+    write_output(to, _HINT + yaml.safe_dump(machine.catalog(name), sort_keys=False))
     say(f"written to {to}; correct network, prices and failures in it, then use --hardware {to} --cluster {name}:1")

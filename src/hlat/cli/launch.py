@@ -7,7 +7,7 @@ local                       -> hosts that are started from here, without a sched
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,7 +27,14 @@ from hlat.cli.terminal import OverridesArgument, RecipeArgument, complain, ready
 RunArgument = Annotated[Path, typer.Argument(help="Run folder.", show_default=False)]
 
 
+def _job(context: typer.Context) -> dict[str, Any]:
+    """Return the options that every scheduler takes, as the Python API names them."""
+    same = ("nodes", "nproc", "least", "instance", "hardware", "name", "grace", "program", "dry_run")
+    return {name: context.params[name] for name in same} | {"environment": context.params["env"] or ()}
+
+
 def slurm_command(
+    context: typer.Context,
     recipe: RecipeArgument,
     nodes: NodesOption,
     overrides: OverridesArgument = None,
@@ -68,35 +75,9 @@ def slurm_command(
     from hlat.launch import SlurmOptions
 
     ready(works=not dry_run)
-    options = SlurmOptions(
-        time,
-        chain,
-        partition,
-        account,
-        qos,
-        exclude,
-        cpus_per_task,
-        output,
-        tuple(sbatch or ()),
-        tuple(srun or ()),
-        tuple(setup or ()),
-        doctor,
-    )
-    done = submit_slurm(
-        recipe,
-        overrides or (),
-        nodes=nodes,
-        nproc=nproc,
-        least=least,
-        instance=instance,
-        hardware=hardware,
-        environment=env or (),
-        name=name,
-        grace=grace,
-        program=program,
-        options=options,
-        dry_run=dry_run,
-    )
+    words = tuple(sbatch or ()), tuple(srun or ()), tuple(setup or ())
+    options = SlurmOptions(time, chain, partition, account, qos, exclude, cpus_per_task, output, *words, doctor)
+    done = submit_slurm(recipe, overrides or (), options=options, **_job(context))
     if done.job is None:
         say(done.script.rstrip("\n"))
         if done.missing:
@@ -137,6 +118,7 @@ def cancel_command(run: RunArgument) -> None:
 
 
 def kubernetes_command(
+    context: typer.Context,
     recipe: RecipeArgument,
     nodes: NodesOption,
     image: Annotated[str, typer.Option(help="Container image with hlat.", show_default=False)],
@@ -173,29 +155,9 @@ def kubernetes_command(
     from hlat.launch import KubernetesOptions
 
     ready(works=not dry_run)
-    text = submit_kubernetes(
-        recipe,
-        overrides or (),
-        nodes=nodes,
-        options=KubernetesOptions(
-            image,
-            kind,
-            namespace,
-            tuple(volume or ()),
-            tuple(resource or ()),
-            tuple(node_selector or ()),
-            probes=not no_probes,
-        ),
-        nproc=nproc,
-        instance=instance,
-        hardware=hardware,
-        environment=env or (),
-        name=name,
-        grace=grace,
-        program=program,
-        least=least,
-        dry_run=dry_run,
-    )
+    words = tuple(volume or ()), tuple(resource or ()), tuple(node_selector or ())
+    options = KubernetesOptions(image, kind, namespace, *words, probes=not no_probes)
+    text = submit_kubernetes(recipe, overrides or (), options=options, **_job(context))
     say(text.rstrip("\n") if dry_run else "submitted; follow it with kubectl")
 
 

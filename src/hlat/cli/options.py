@@ -1,7 +1,7 @@
-"""Options of verbs beyond typer: those of all schedulers, checks before anything is computed, hints for wrong ones.
+"""Options of verbs beyond typer: those of several verbs, checks before anything is computed, hints for wrong ones.
 
 hlat launch slurm, kubernetes -> NodesOption, NprocOption, ...
-verbs that write files -> check_outputs
+verbs that write files -> check_outputs -> write_output
 error of the parser --hinted--> its message with what would work: verbs and options of other programs, and what
 they are here; words of libraries are left out
 """
@@ -34,6 +34,7 @@ EnvOption = Annotated[
 NameOption = Annotated[str | None, typer.Option(help="Name of the job; default: the run's.")]
 GraceOption = Annotated[int, typer.Option(help="Seconds before the end at which the run is told to save.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 
 
 def check_outputs(paths: Sequence[Path | None]) -> None:
@@ -43,6 +44,16 @@ def check_outputs(paths: Sequence[Path | None]) -> None:
     problems = list(_unwritable(path for path in paths if path is not None))
     if problems:
         raise StorageError("\n".join(problems))
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write a file that was asked for; StorageError if that fails."""
+    from hlat.runtime.errors import StorageError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error}") from error
 
 
 def _unwritable(paths: Iterator[Path]) -> Iterator[str]:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import hlat
-from hlat.cli.hardware import HardwareOption
-from hlat.cli.options import check_outputs
+from hlat.cli.options import HardwareOption, JsonOption, check_outputs, write_output
 from hlat.cli.terminal import OverridesArgument, RecipeArgument, ready, say, whole_number
 from hlat.runtime.terminal import escape_name
 
@@ -180,7 +179,6 @@ def _say_plans(found: "ClusterComparison", *, as_json: bool, words: bool) -> Non
 
 def _write_files(plans: list["TrainingPlan"], html: Path | None, trace: Path | None, recipe: Path | None) -> None:
     from hlat.planner import chrome_trace, fits, html_page, recipe_fragment
-    from hlat.runtime.errors import StorageError
 
     contents: list[tuple[Path, str]] = []
     if html is not None:
@@ -192,10 +190,7 @@ def _write_files(plans: list["TrainingPlan"], html: Path | None, trace: Path | N
         fits_in = fits(first.request, first.chosen)
         contents.append((recipe, recipe_fragment(first.request, first.chosen.candidate, fits_in=fits_in)))
     for path, content in contents:
-        try:
-            path.write_text(content, encoding="utf-8")
-        except OSError as error:
-            raise StorageError(f"{path} cannot be written: {error}") from error
+        write_output(path, content)
 
 
 _WIDE = 120  # columns of output that no terminal shows
@@ -243,7 +238,7 @@ def rehearse(
         Path | None,
         typer.Option(help="Write operations and messages as a Chrome trace: in time with --cluster, else in order."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run a training step of some ranks without devices: memory, communication, FLOPs, decisions, and errors."""
     check_outputs((trace,))

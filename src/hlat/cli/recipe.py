@@ -1,4 +1,11 @@
-"""``hlat check``, ``hlat schema`` and ``hlat recipe``: validation and schema of recipes, and their translation."""
+"""Verbs to begin with, and those about recipes.
+
+quickstart -> from nothing to a trained, evaluated, exported model
+init       -> a first recipe for a folder of text and this machine
+check      -> everything that is wrong with a recipe, or a summary
+schema     -> the JSON schema of recipes
+recipe     -> a recipe from the configuration of another program
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -8,8 +15,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import hlat
-from hlat.cli.options import check_outputs
-from hlat.cli.terminal import OverridesArgument, RecipeArgument, ready, say, show_notes
+from hlat.cli.options import check_outputs, write_output
+from hlat.cli.terminal import (
+    OverridesArgument,
+    RecipeArgument,
+    VerboseOption,
+    data_progress,
+    opening_line,
+    ready,
+    say,
+    show_notes,
+    whole_number,
+)
+from hlat.runtime.errors import StorageError
+from hlat.runtime.process import be_verbose
 from hlat.runtime.terminal import plural
 
 if TYPE_CHECKING:
@@ -20,9 +39,73 @@ translations = typer.Typer(help="Make recipes from the configurations of other p
 
 def register(app: typer.Typer) -> None:
     """Add the verbs of this module."""
+    app.command()(quickstart)
+    app.command()(init)
     app.command()(check)
     app.command()(schema)
     app.add_typer(translations, name="recipe")
+
+
+def quickstart(
+    to: Annotated[Path, typer.Option(help="Folder for everything that it writes.")] = Path("quickstart"),
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            parser=whole_number(2), metavar="N", help="Number of training steps; default: about two minutes of them."
+        ),
+    ] = None,
+    verbose: VerboseOption = False,
+) -> None:
+    """Train a small model on this machine: no account, no GPU, no download."""
+    if verbose:
+        be_verbose()
+    with opening_line("importing PyTorch"):
+        from hlat.quickstart import run_quickstart
+    ready(works=True)
+    run_quickstart(to, say, data_progress, steps)
+
+
+def _hours(text: str | float) -> float:
+    """Parse a time to train, in hours: a number of them, or a duration as recipes take it."""
+    from hlat.runtime.quantities import QuantityError, parse_seconds
+
+    if not isinstance(text, str):
+        return text
+    try:
+        found = float(text) if text.replace(".", "", 1).isdigit() else (parse_seconds(text) or 0.0) / 3600
+    except QuantityError as error:
+        raise typer.BadParameter(str(error)) from None
+    if found < 0.01:
+        raise typer.BadParameter(f"{text} is no time of at least 36 s; write hours, as in 2, or 90min, 2h, 1d")
+    return found
+
+
+def init(
+    texts: Annotated[str, typer.Argument(help="The corpus: a file, folder or glob.", show_default=False)],
+    to: Annotated[Path, typer.Option(help="Recipe file to write; must not exist.")] = Path("recipe.yaml"),
+    hours: Annotated[
+        float, typer.Option(parser=_hours, metavar="TIME", help="Time to train: 2h, 90min, 1d; a number is hours.")
+    ] = 1.0,
+    start: Annotated[
+        str | None,
+        typer.Option("--from", help="Model to continue from: checkpoint, Hugging Face folder, or id of the Hub."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Preset or config.json of a new model; default: chosen.")] = None,
+    column: Annotated[str | None, typer.Option(help="Column or key of the text; default: the usual names.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run; default: that of the recipe file.")] = None,
+    device: Annotated[str, typer.Option(help="Device type, as run.device takes it.")] = "auto",
+) -> None:
+    """Write a commented recipe for a corpus: model, batch and rate for this machine and a time."""
+    ready(works=True)
+    if to.exists():
+        raise StorageError(f"{to} exists; name a new file with --to, or remove it first")
+    check_outputs((to,))
+    text = hlat.draft_recipe(
+        texts, name=name or to.stem, hours=hours, column=column, start=start, model=model, device=device
+    )
+    write_output(to, text)
+    say(text.rstrip())
+    say(f"\nwritten to {to}. Next: hlat check {to}, then hlat train {to}")
 
 
 def check(
@@ -137,7 +220,6 @@ def from_nxdt(
 ) -> None:
     """Translate a configuration of NxDT to a recipe, and list what has no counterpart."""
     from hlat.config import recipe_from_nxdt
-    from hlat.runtime.errors import StorageError
 
     ready()
     if to is not None and to.exists():
@@ -147,10 +229,7 @@ def from_nxdt(
     if to is None:
         say(found.text(source).rstrip())
         return
-    try:
-        to.write_text(found.text(source), encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"{to} cannot be written: {error}") from error
+    write_output(to, found.text(source))
     _list("not quite the same", found.differs)
     _list("without counterpart", found.lost)
     _list("to be added or changed before it runs", found.missing)

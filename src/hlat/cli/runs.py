@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import hlat
-from hlat.cli.hardware import HardwareOption
+from hlat.cli.options import HardwareOption, JsonOption
 from hlat.cli.terminal import ready, say
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.terminal import escape_name, plural
@@ -68,7 +68,7 @@ def report(
 
 def runs_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of runs.")] = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the runs below a folder: state, step, loss, speed."""
     ready()
@@ -79,13 +79,8 @@ def runs_command(
     if not found:
         say(f"{folder}: no runs")
         return
-    rows = [
-        ("run", "state", "step", "loss", "validation", "tokens", "tokens/s", "size", "updated, UTC"),
-        *map(_cells, found),
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for line in _table([_COLUMNS, *map(_cells, found)]):
+        say(line)
 
 
 def _cells(run: "RunSummary") -> tuple[str, ...]:
@@ -127,7 +122,6 @@ _FORMATS = {
     "mfu": "{:.1%}",
     "memory_bytes": "{:,.0f}",
 }
-JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 
 
 def show(

@@ -137,7 +137,7 @@ class OpeningLine:
 
     def __init__(self, *, draws: bool = True) -> None:
         # Ranks of torchrun share the terminal: one of them draws.
-        self._draws = draws and sys.stdout.isatty() and draws_lines() and os.environ.get("RANK", "0") == "0"
+        self._draws = draws and draws_lines(sys.stdout) and os.environ.get("RANK", "0") == "0"
         self._line: BottomLine | None = None
         self._was_left = False
 

@@ -1,11 +1,14 @@
-"""``hlat train`` and ``hlat compile``: start or resume the run of a recipe, or compile its code before it starts.
+"""``hlat train``, ``hlat compile`` and ``hlat sweep``: a run of a recipe, its code compiled before, or many runs.
 
 train    recipe -> supervisor -> one process or several, on one host or several;  a worker -> _work -> hlat.training
 compile  recipe -> processes as those of the run -> the compilers' cache, an archive for other machines (--from)
+sweep    recipe, values of some fields -> a run for every combination, here or as elements of a job array
 """
 
+import json
 import os
 import signal
+import subprocess
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -31,7 +34,7 @@ from hlat.cli.terminal import (
     show_notes,
 )
 from hlat.runtime.backend.c_library import finish_compiling
-from hlat.runtime.errors import LaunchError
+from hlat.runtime.errors import LaunchError, StorageError
 from hlat.runtime.process import LAUNCHER_ENV, REQUEUE_CODE, be_verbose, rank_info, stop_exit_code
 from hlat.runtime.progress import enter_stage
 from hlat.runtime.terminal import plural
@@ -39,7 +42,8 @@ from hlat.runtime.terminal import plural
 if TYPE_CHECKING:
     from hlat.compilation import CompiledCache
     from hlat.config import Recipe
-    from hlat.launch import CompileJob, TrainingJob
+    from hlat.launch import CompileJob, TrainingJob, Voice
+    from hlat.sweep import Sweep, SweepResult
     from hlat.training import Outcome
 
 
@@ -47,6 +51,7 @@ def register(app: typer.Typer) -> None:
     """Add the verbs of this module."""
     app.command("compile")(compile_recipe)
     app.command()(train)
+    app.command()(sweep)
 
 
 def train(
@@ -98,43 +103,46 @@ def train(
     if verbose:
         be_verbose()
     with opening_line(f"reading {recipe}", draws=not quiet) as line:
-        from hlat.launch import (
-            TrainingJob,
-            Voice,
-            join_slurm_job,
-            parse_nproc,
-            refuse_half_environment,
-            refuse_worker,
-            supervise_job,
-        )
+        from hlat.launch import TrainingJob, Voice, parse_nproc, refuse_worker
 
         # As overrides, so that all processes of the run get them with the recipe.
         console = ["tracking.console=json"] if os.environ.get(LOG_ENV) == "json" else []
         given = [*(overrides or ()), *(["tracking.console=warnings"] if quiet else console)]
         job = TrainingJob(recipe, tuple(given), profile, allow_faults, require_step)
-        least, most = parse_nproc(nproc)
+        counts = parse_nproc(nproc)
         voice = Voice(complain_above, say_above, partial(_begin, line), show_event=show_event, show_start=line.show)
         if nodes is not None:
             from hlat.launch import HostOptions, supervise_on_hosts  # with what preflight checks need: 0.3 s
 
             refuse_worker(nproc or "")
-            raise typer.Exit(supervise_on_hosts(job, most, HostOptions(nodes, node, address), voice))
+            raise typer.Exit(supervise_on_hosts(job, counts[1], HostOptions(nodes, node, address), voice))
         if alone := [name for name, value in (("--node", node), ("--address", address)) if value is not None]:
             raise LaunchError(
                 f"{' and '.join(alone)}: for a run on several hosts, whose number is not given. Add --nodes N on every "
                 "host; without it each would be a run of its own."
             )
-        join_slurm_job(nproc)
-        refuse_half_environment()
-        if most > 1:
-            refuse_worker(nproc or "")
-        elif no_supervisor or "WORLD_SIZE" in os.environ:
-            raise typer.Exit(_work(job, line))
-        raise typer.Exit(
-            supervise_job(
-                job, (least, most), voice, lambda: _work(job, OpeningLine(draws=not quiet)), once=no_supervisor
-            )
-        )
+        raise typer.Exit(_train_here(job, nproc, counts, voice, line, once=no_supervisor, draws=not quiet))
+
+
+def _train_here(
+    job: "TrainingJob",
+    nproc: str | None,
+    counts: tuple[int, int],
+    voice: "Voice",
+    line: OpeningLine,
+    *,
+    once: bool,
+    draws: bool,
+) -> int:
+    from hlat.launch import join_slurm_job, refuse_half_environment, refuse_worker, supervise_job
+
+    join_slurm_job(nproc)
+    refuse_half_environment()
+    if counts[1] > 1:
+        refuse_worker(nproc or "")
+    elif once or "WORLD_SIZE" in os.environ:
+        return _work(job, line)
+    return supervise_job(job, counts, voice, lambda: _work(job, OpeningLine(draws=draws)), once=once)
 
 
 def _begin(line: OpeningLine, recipe: "Recipe") -> None:
@@ -274,3 +282,100 @@ def _say_cache(cache: "CompiledCache", what: str) -> None:
     say(f"{what}: {plural(cache.files, 'file')}, {cache.size / 1e6:,.1f} MB, for {processes} on {cache.device_type}")
     for name, value in cache.versions.items():
         say(f"  {name}: {value or 'none'}")
+
+
+def sweep(
+    recipe: RecipeArgument,
+    axes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FIELD=VALUES...",
+            help="Values as in optimizer.lr=1e-3,2e-3 or training.seed=1..3; every combination is a run. "
+            "A single value is an override of all runs.",
+        ),
+    ],
+    to: Annotated[str | None, typer.Option(help="Folder of the runs; default: runs/NAME-sweep.")] = None,
+    nproc: Annotated[str | None, typer.Option(metavar="N", help="Processes of each run, as for hlat train.")] = None,
+    only: Annotated[int | None, typer.Option(min=0, help="Train only the run of this number, from 0.")] = None,
+    show: Annotated[
+        bool, typer.Option("--list", help="Train nothing: show the runs, and what they have reached.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    slurm: Annotated[bool, typer.Option("--slurm", help="Submit a job array, an element for each run.")] = False,
+    at_once: Annotated[
+        int | None, typer.Option(min=1, help="With --slurm: runs at the same time; default: as many as Slurm starts.")
+    ] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="--OPTION=VALUE", help="With --slurm: option of sbatch, as in --sbatch=--time=2:00:00; repeatable."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --slurm: print the script, submit nothing.")] = False,
+) -> None:
+    """Train a recipe with several values of some fields. The same command again goes on where it stopped."""
+    from hlat.launch import parse_nproc
+    from hlat.sweep import accelerator_warning, plan_sweep, run_sweep, sweep_results
+
+    ready(works=not (show or as_json or dry_run))
+    if not slurm and (at_once is not None or sbatch or dry_run):
+        raise LaunchError("--at-once, --sbatch and --dry-run belong to --slurm. Add it, or leave them out.")
+    planned = plan_sweep(recipe, axes, to)
+    if len(planned.runs) == 1:
+        complain("warning: no field has several values, so this is one run. Write them as in optimizer.lr=1e-3,2e-3.")
+    if only is not None and only >= len(planned.runs):
+        raise LaunchError(
+            f"--only {only}: the sweep has {plural(len(planned.runs), 'run')}. Use 0 to {len(planned.runs) - 1}."
+        )
+    options = () if nproc is None else ("--nproc", nproc)
+    if slurm:
+        given = [word if word.startswith("-") else f"--{word}" for word in sbatch or ()]  # time=2:00:00 was the form
+        if (warning := accelerator_warning(planned, given, parse_nproc(nproc)[1])) is not None:
+            complain(warning)
+        _submit_sweep(planned, [*axes, *options], given, at_once, dry_run)
+        return
+    quiet = (lambda _: None) if as_json else say
+    results = sweep_results(planned) if show else run_sweep(planned, quiet, only=only, train_options=options)
+    _show_sweep(planned, results, as_json)
+    failed = [result.exit_code for result in results if result.exit_code]
+    raise typer.Exit(failed[-1] if failed else 0)
+
+
+def _show_sweep(planned: "Sweep", results: "list[SweepResult]", as_json: bool) -> None:
+    from hlat.reporting import write_report
+    from hlat.sweep import ranked, sweep_json, sweep_lines
+
+    if as_json:
+        say(json.dumps(sweep_json(results), indent=2))
+        return
+    for line in sweep_lines(results):
+        say(line)
+    begun = [result.run.folder for result in ranked(results) if result.summary is not None]
+    if begun:
+        say(f"report: {write_report(begun, planned.folder / 'report.html')}")
+
+
+def _submit_sweep(planned: "Sweep", words: list[str], given: list[str], at_once: int | None, dry_run: bool) -> None:
+    from hlat.sweep import array_script
+
+    script, folders = array_script(planned, words, given, at_once)
+    if dry_run:
+        say(script.rstrip())
+        return
+    try:
+        for folder in (planned.folder, *folders):
+            folder.mkdir(parents=True, exist_ok=True)
+        file = planned.folder.absolute() / "sweep.sbatch"
+        file.write_text(script, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{planned.folder}: the script cannot be written: {error.strerror or error}") from error
+    try:
+        done = subprocess.run(
+            ["sbatch", str(file)], capture_output=True, text=True, errors="replace", check=False, timeout=60
+        )
+    except FileNotFoundError as error:
+        raise LaunchError("there is no sbatch here: run this on a login node, or leave out --slurm.") from error
+    if done.returncode:
+        raise LaunchError(f"sbatch refuses {file}: {done.stderr.strip()}")
+    say(done.stdout.strip())
+    say(f"when it has ended: hlat sweep {planned.recipe} {' '.join(words)} --to {planned.folder} --list")

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from hlat.hardware.cluster import with_prices_of as with_prices_of
     from hlat.hardware.cluster import with_quote as with_quote
     from hlat.hardware.machine import MeasuredMachine as MeasuredMachine
+    from hlat.hardware.machine import PeakFlops as PeakFlops
+    from hlat.hardware.machine import device_chip as device_chip
     from hlat.hardware.machine import measure_machine as measure_machine
-    from hlat.hardware.peak import PeakFlops as PeakFlops
-    from hlat.hardware.peak import device_chip as device_chip
-    from hlat.hardware.peak import measure_matmul as measure_matmul
-    from hlat.hardware.peak import peak_flops as peak_flops
-    from hlat.hardware.peak import published_flops as published_flops
+    from hlat.hardware.machine import measure_matmul as measure_matmul
+    from hlat.hardware.machine import peak_flops as peak_flops
+    from hlat.hardware.machine import published_flops as published_flops
 
 __getattr__ = lazily(
     __name__,
@@ -43,7 +43,6 @@ __getattr__ = lazily(
             "Cluster HOST_SHARE OWN Per Site StorageRate close_names parse_cluster parse_quote parse_site "
             "with_prices_of with_quote"
         ),
-        "machine": "MeasuredMachine measure_machine",
-        "peak": "PeakFlops device_chip measure_matmul peak_flops published_flops",
+        "machine": "MeasuredMachine PeakFlops device_chip measure_machine measure_matmul peak_flops published_flops",
     },
 )

@@ -51,7 +51,7 @@ class CompileJob:
         """
         from hlat.compilation import compile_graphs  # noqa: PLC0415  (imports torch)
         from hlat.runtime.distributed.join import joined_run  # noqa: PLC0415
-        from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV  # noqa: PLC0415
+        from hlat.runtime.distributed.network import RUN_SECRET_ENV  # noqa: PLC0415
         from hlat.runtime.process import rank_info  # noqa: PLC0415
         from hlat.training import configure_rounding  # noqa: PLC0415
 

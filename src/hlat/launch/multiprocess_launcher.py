@@ -21,8 +21,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, Sub
 
 from hlat.launch.local_processes import RankPlaces, follow_output
 from hlat.runtime.backend.table import interface_variables
-from hlat.runtime.distributed.addresses import is_loopback, listen
-from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV
+from hlat.runtime.distributed.network import RUN_SECRET_ENV, is_loopback, listen
 from hlat.runtime.process import LAUNCHER_ENV
 
 _LOOPBACK = "127.0.0.1"

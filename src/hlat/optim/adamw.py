@@ -9,7 +9,7 @@ did; its paper found little difference.
 
 ``Bf16AdamW`` is for bf16 weights and moments, in the precision modes bf16-sr, bf16 and bf16-kahan. The same gradients
 give the same bits in one process and with any sharding: the update of an element depends on that element only, and its
-random bits on its index in the canonical tensor (``adamw_reference.py``, ``precision/rounding.py``). The host never
+random bits on its index in the canonical tensor (``adamw_reference.py``, ``precision.py``). The host never
 waits for the device: step counters, and the scalars and keys that follow from them, are computed on the device, or on
 the host where the device has no float64.
 """

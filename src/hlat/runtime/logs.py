@@ -18,7 +18,6 @@ and the traceback of a crash are in the file, or in JSON, too.
 
 import atexit
 import faulthandler
-import io
 import os
 import platform
 import re
@@ -36,7 +35,7 @@ from typing import Any, TextIO
 from hlat.runtime.errors import HlatError, StorageError
 from hlat.runtime.json_lines import format_line
 from hlat.runtime.process import lossy_stream
-from hlat.runtime.terminal import EscapingStream
+from hlat.runtime.terminal import EscapingStream, StreamAround, terminal_below
 from hlat.runtime.urls import redact, redact_json
 
 _COPIED_BYTES = 1 << 20
@@ -211,7 +210,7 @@ def _crash_stacks_in(log: _LogFile) -> Iterator[None]:
 
 @contextmanager
 def _redirected_to(log: _LogFile, stream: EscapingStream) -> Iterator[None]:
-    _flush_log()  # earlier output belongs to the console
+    _flush_streams()  # earlier output belongs to the console
     saved = [os.dup(descriptor) for descriptor in (1, 2)]
     try:
         log.copy_to(1, 2)
@@ -219,7 +218,7 @@ def _redirected_to(log: _LogFile, stream: EscapingStream) -> Iterator[None]:
         with redirect_stdout(stream), redirect_stderr(stream):
             yield
     finally:
-        _flush_log()
+        _flush_streams()
         log.copy_to()
         for descriptor, console in zip((1, 2), saved, strict=True):
             os.dup2(console, descriptor)
@@ -233,9 +232,9 @@ def _copied_to(log: EscapingStream) -> Iterator[None]:
         yield
 
 
-def _flush_log() -> None:
+def _flush_streams() -> None:
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        with suppress(OSError):  # a closed pipe must not end the work
+        with suppress(OSError, ValueError):  # a closed pipe, or a closed stream, must not end the work
             if stream is not None:
                 stream.flush()
 
@@ -273,44 +272,22 @@ class _LineCopy:
             self._at_start = text.endswith("\n")
 
 
-class Tee(io.TextIOBase):
+class Tee(StreamAround):
     """A text stream that copies what is written; all else, above all ``isatty``, is the console's."""
 
     def __init__(self, console: TextIO, copy: _LineCopy) -> None:
-        self._console, self._copy = console, copy
+        super().__init__(console)
+        self._copy = copy
 
     def write(self, text: str) -> int:
         self._copy.write(text)
-        return self._console.write(text)
-
-    def flush(self) -> None:
-        self._console.flush()
-
-    def isatty(self) -> bool:
-        return self._console.isatty()
-
-    def fileno(self) -> int:
-        return self._console.fileno()
-
-    def writable(self) -> bool:
-        return True
+        return super().write(text)
 
     @property
     def rich_proxied_file(self) -> "TextIO | Tee":
         # As terminal.EscapingStream: rich writes there.
-        underlying = getattr(self._console, "rich_proxied_file", self._console)
-        return self if underlying is self._console else Tee(underlying, self._copy)
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # typeshed has an attribute, which is None in TextIOBase
-        return self._console.encoding
-
-    @property
-    def errors(self) -> str | None:  # type: ignore[override]
-        return self._console.errors
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._console, name)
+        below = terminal_below(self.stream)
+        return self if below is self.stream else Tee(below, self._copy)
 
 
 _JSON_MARK = "HLAT_JSON_LINES"  # environment variable of the processes whose streams are converted
@@ -374,9 +351,3 @@ def _restore_streams(owner: int, saved: list[int], helper: "subprocess.Popen[byt
 def _report_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     text = "".join(traceback.format_exception(kind, error, trace)).rstrip()
     sys.stderr.write(json_line("output", text, level="error", values={"stream": "stderr"}) + "\n")
-
-
-def _flush_streams() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):
-            stream.flush()

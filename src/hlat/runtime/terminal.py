@@ -29,8 +29,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _CONTROLS_IN_NAMES = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -59,45 +58,62 @@ def _escape(found: re.Match[str]) -> str:
     return f"\\u{ord(found[0]):04x}"
 
 
-class EscapingStream(io.TextIOBase):
-    """A text stream that escapes control characters, after ``first``; everything else is forwarded."""
+class StreamAround(io.TextIOBase):
+    """A text stream around another one; what a subclass does not define is the other's."""
 
-    def __init__(self, stream: TextIO, first: Callable[[str], str] | None = None) -> None:
-        self._stream, self._first = stream, first
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
 
-    @property
-    # rich asks for the underlying stream by this name: its colours and cursor movements are control characters and must
-    # bypass the escaping. So escape text before you pass it to rich.
-    def rich_proxied_file(self) -> TextIO:
-        underlying: TextIO = getattr(self._stream, "rich_proxied_file", self._stream)
-        return underlying
-
+    # io.TextIOBase defines these as for a stream that can do nothing, so that __getattr__ is not asked for them.
     def write(self, text: str) -> int:
-        self._stream.write(escape_controls(text if self._first is None else self._first(text)))
-        return len(text)
+        return self.stream.write(text)
 
     def flush(self) -> None:
-        self._stream.flush()
+        self.stream.flush()
 
     def isatty(self) -> bool:
-        return self._stream.isatty()
+        return self.stream.isatty()
 
     def fileno(self) -> int:
-        return self._stream.fileno()
+        return self.stream.fileno()
 
     def writable(self) -> bool:
         return True
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # typeshed has an attribute, which is None in TextIOBase
-        return self._stream.encoding
+        return self.stream.encoding
 
     @property
     def errors(self) -> str | None:  # type: ignore[override]
-        return self._stream.errors
+        return self.stream.errors
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)
+
+
+class EscapingStream(StreamAround):
+    """A text stream that escapes control characters, after ``first``."""
+
+    def __init__(self, stream: TextIO, first: Callable[[str], str] | None = None) -> None:
+        super().__init__(stream)
+        self._first = first
+
+    @property
+    # rich asks for the underlying stream by this name: its colours and cursor movements are control characters and must
+    # bypass the escaping. So escape text before you pass it to rich.
+    def rich_proxied_file(self) -> TextIO:
+        return terminal_below(self.stream)
+
+    def write(self, text: str) -> int:
+        self.stream.write(escape_controls(text if self._first is None else self._first(text)))
+        return len(text)
+
+
+def terminal_below(stream: TextIO) -> TextIO:
+    """Return the stream whose control characters are not escaped: that of the terminal itself."""
+    below: TextIO = getattr(stream, "rich_proxied_file", stream)
+    return below
 
 
 def plural(count: int, noun: str) -> str:
@@ -154,11 +170,15 @@ Render = Callable[[int], str]
 """Returns the line for a width in columns; colours are allowed, and nothing else that moves the cursor."""
 
 
+# Why not rich.Live (tried: 15.0). The thread that prints writes to the terminal, so Ctrl-S stops its work. A process
+# that is killed leaves the cursor hidden. A terminal that becomes narrower keeps pieces of what was drawn, because the
+# cursor rests at the end of it. Long messages are broken at the terminal's width. A forked child that prints may wait
+# for ever for a lock. A console and a file of our own would repair most of this, with this thread and queue.
 class BottomLine:
     """A line at the bottom of a terminal, until ``close``; while it is open, output is printed above it."""
 
     def __init__(self, stream: TextIO, render: Render) -> None:
-        self._stream = getattr(stream, "rich_proxied_file", stream)  # the terminal itself: controls are not escaped
+        self._stream = terminal_below(stream)
         self._render, self._queue = render, SimpleQueue[str | None]()
         self._leaves = False
         self._thread: threading.Thread | None = None
@@ -190,14 +210,6 @@ class BottomLine:
         _open_lines.discard(self)
         if not leave:
             self._write(_ERASE)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _start(self) -> None:
         self._queue.put("")  # the first drawing is at once
@@ -260,46 +272,31 @@ class BottomLine:
         self._queue = SimpleQueue()  # the thread, and the line with it, belong to the parent
 
 
-class _LinesAbove(io.TextIOBase):
-    """Stream whose lines are printed above a bottom line; everything else is asked of the original stream."""
+class _LinesAbove(StreamAround):
+    """Stream whose lines are printed above a bottom line."""
 
     def __init__(self, line: BottomLine, stream: TextIO) -> None:
+        super().__init__(stream)
         self._line: BottomLine | None = line
-        self.stream, self._rest = stream, ""
+        self._rest = ""
 
     def write(self, text: str) -> int:
         if self._line is None:
-            return self.stream.write(text)
+            return super().write(text)
         *lines, self._rest = (self._rest + text).split("\n")
         if lines:
             self._line.print("\n".join(lines) + "\n")
         return len(text)
+
+    def flush(self) -> None:
+        if self._line is None:  # with a line, complete lines are printed at once
+            super().flush()
 
     def end(self) -> None:
         # A last line that was not ended.
         if self._rest:
             self.write("\n")
         self._line = None
-
-    def flush(self) -> None:
-        if self._line is None:  # with a line, complete lines are printed at once
-            self.stream.flush()
-
-    def writable(self) -> bool:
-        return True
-
-    def isatty(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self.stream.fileno()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # typeshed has an attribute
-        return self.stream.encoding
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
 
 
 _open_lines: "weakref.WeakSet[BottomLine]" = weakref.WeakSet()
@@ -322,15 +319,15 @@ def erase_line() -> None:
 def erase_rest_of(stream: TextIO) -> None:
     """Erase what another process, killed or still drawing, has left at the cursor of a terminal."""
     with suppress(OSError, ValueError):
-        if stream.isatty() and draws_lines():
-            terminal = getattr(stream, "rich_proxied_file", stream)
+        if draws_lines(stream):
+            terminal = terminal_below(stream)
             terminal.write(_ERASE)
             terminal.flush()
 
 
-def draws_lines() -> bool:
-    """Return True if the terminal named by TERM can be drawn on."""
-    return os.environ.get("TERM") not in ("dumb", "unknown")
+def draws_lines(stream: TextIO) -> bool:
+    """Return True if a stream is a terminal on which lines can be drawn."""
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def takes_output(descriptor: int, seconds: float | None) -> bool:

@@ -229,7 +229,7 @@ def console_kind(config: TrackingConfig, stream: TextIO) -> str:
     """Return the kind of console that the recipe asks for; the line of a terminal needs a terminal that draws it."""
     kind = config.console
     if kind in ("auto", "rich"):
-        return "rich" if stream.isatty() and draws_lines() else "plain"
+        return "rich" if draws_lines(stream) else "plain"
     return kind
 
 

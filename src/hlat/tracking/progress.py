@@ -13,7 +13,7 @@ way. The speed is the mean since the stage began.
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TextIO
 
 from hlat.config import TrackingConfig
@@ -51,7 +51,7 @@ def show_stages(config: TrackingConfig, say: Callable[[str], None]) -> Iterator[
     else:
         with (
             # The line that is opened here becomes that of the run's console, and is closed with the block.
-            BottomLine(sys.stdout, StageLine("starting")) as line,
+            closing(BottomLine(sys.stdout, StageLine("starting"))) as line,
             observe_stages(lambda name: _show_stage(line, name)),
         ):
             yield
@@ -135,8 +135,8 @@ def show_data_progress(stream: TextIO, say: Callable[[str], None]) -> Iterator[P
         line.show(progress.render)
         yield progress
         line.show(StageLine("checking data"))
-    elif stream.isatty() and draws_lines():
-        with BottomLine(stream, progress.render):
+    elif draws_lines(stream):
+        with closing(BottomLine(stream, progress.render)):
             yield progress
     else:
         yield _printing(progress, say)
@@ -147,8 +147,8 @@ def show_progress(stream: TextIO, say: Callable[[str], None]) -> Iterator[Progre
     """Show the progress of an evaluation within the block, whose reports count micro-batches."""
     progress = DataProgress(counts=_BATCHES)
     progress("starting", 0, 0)
-    if stream.isatty() and draws_lines():
-        with BottomLine(stream, progress.render):
+    if draws_lines(stream):
+        with closing(BottomLine(stream, progress.render)):
             yield progress
     else:
         yield _printing(progress, say)

@@ -11,11 +11,16 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from hlat.runtime.distributed import rendezvous
-from hlat.runtime.distributed import run_secret as run_secret_module
-from hlat.runtime.distributed.addresses import interface_of, listen, resolve_addresses, wait_until_reachable
+from hlat.runtime.distributed import network, rendezvous
+from hlat.runtime.distributed.network import (
+    Signer,
+    interface_of,
+    listen,
+    resolve_addresses,
+    run_signer,
+    wait_until_reachable,
+)
 from hlat.runtime.distributed.rendezvous import Rendezvous, ask_for_round
-from hlat.runtime.distributed.run_secret import Signer, run_signer
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.process import RankInfo
 
@@ -118,7 +123,7 @@ def test_processes_started_again_meet_in_a_store_with_keys_of_earlier_attempts(s
     for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", str(server.port))):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    monkeypatch.delenv(run_secret_module.RUN_SECRET_ENV, raising=False)
+    monkeypatch.delenv(network.RUN_SECRET_ENV, raising=False)
 
     def join(rank):
         time.sleep(0.2 * (2 - rank))  # rank 0 comes last
@@ -144,15 +149,15 @@ def test_an_answer_that_is_no_round_is_refused(server, monkeypatch):
 
 def test_the_secret_comes_from_the_launcher_or_a_private_file(tmp_path, monkeypatch):
     file = tmp_path / ".secret-1-0"
-    monkeypatch.setenv(run_secret_module.RUN_SECRET_ENV, "given")
+    monkeypatch.setenv(network.RUN_SECRET_ENV, "given")
     assert run_signer(file).sign(b"a") == Signer(b"given").sign(b"a") and not file.exists()
-    monkeypatch.delenv(run_secret_module.RUN_SECRET_ENV)
+    monkeypatch.delenv(network.RUN_SECRET_ENV)
     with ThreadPoolExecutor(8) as pool:  # the first one creates it
         signed = set(pool.map(lambda _: run_signer(file).sign(b"a"), range(8)))
     assert len(signed) == 1 and signed != {run_signer(tmp_path / "other").sign(b"a")}
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and len(file.read_text()) == 64
     assert run_signer(None).sign(b"a") == Signer(b"").sign(b"a")
-    monkeypatch.setattr(run_secret_module, "_WRITING", 0.0)
+    monkeypatch.setattr(network, "_WRITING", 0.0)
     file.write_text("")
     with pytest.raises(LaunchError, match=r"contains no secret of a run\. Remove it"):
         run_signer(file)

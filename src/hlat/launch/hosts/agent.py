@@ -42,7 +42,7 @@ from hlat.launch.supervision.running_ranks import SignalForwarder
 from hlat.launch.supervision.supervisor import Supervision
 from hlat.resilience import HEARTBEAT_FOLDER
 from hlat.runtime import version
-from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV
+from hlat.runtime.distributed.network import RUN_SECRET_ENV
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.process import DEADLINE_ENV, host_name
 from hlat.runtime.progress import machine_clock

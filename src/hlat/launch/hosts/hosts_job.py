@@ -26,7 +26,7 @@ from hlat.launch.local_processes import ProcessSet, RankPlaces
 from hlat.launch.preflight.examination import check_before_restart
 from hlat.launch.supervision.supervisor import Supervisor, Voice, heard_and_observed
 from hlat.launch.training_job import TrainingJob, accepted_run, fits, parse_range
-from hlat.runtime.distributed.addresses import address_of, is_loopback, resolve_addresses
+from hlat.runtime.distributed.network import address_of, is_loopback, resolve_addresses
 from hlat.runtime.errors import HlatError, LaunchError, StorageError
 from hlat.runtime.process import host_name
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hlat.launch.hosts.records import HostMember, HostStatus
-from hlat.runtime.distributed.addresses import interface_of, listen
+from hlat.runtime.distributed.network import interface_of, listen
 
 _PROBE_EVERY = 1.0  # seconds between two connections to a host
 _CONNECT = 3.0  # seconds for a connection: a lost packet is sent again after one

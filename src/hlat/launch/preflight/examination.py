@@ -38,8 +38,7 @@ from hlat.launch.preflight.meeting import LinkServer, Meeting, existing_part, me
 from hlat.launch.preflight.rank_checks import axis_groups
 from hlat.launch.preflight.rank_processes import RankProcesses, rank_command
 from hlat.launch.preflight.request import HostTools, HostView, Peer, PreflightOptions, PreflightRequest, make_request
-from hlat.runtime.distributed.addresses import own_addresses
-from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV
+from hlat.runtime.distributed.network import RUN_SECRET_ENV, own_addresses
 
 # Checks that must have found nothing before processes join each other
 _OBSTACLES = {"device-visible", "listen", "connections"}

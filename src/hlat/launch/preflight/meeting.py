@@ -32,7 +32,7 @@ from typing import Any, Protocol
 
 from hlat.data import write_atomic
 from hlat.launch.preflight.request import Peer
-from hlat.runtime.distributed.addresses import listen
+from hlat.runtime.distributed.network import listen
 
 _MEETING_FOLDER = "doctor"
 _POLL = 0.05  # seconds between looks, at first

@@ -20,7 +20,7 @@ from pathlib import Path
 from hlat.config import Recipe, RecipeError, load_recipe
 from hlat.hardware import Cluster, load_catalog, parse_cluster
 from hlat.runtime.backend.faults import device_reports
-from hlat.runtime.distributed.addresses import address_of, resolve_addresses
+from hlat.runtime.distributed.network import address_of, resolve_addresses
 from hlat.runtime.errors import HardwareError, LaunchError
 from hlat.runtime.terminal import escape_controls
 

@@ -34,9 +34,16 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from hlat.runtime.backend.table import interface_variables
-from hlat.runtime.distributed.addresses import interface_of, is_loopback, listen, wait_until_reachable
 from hlat.runtime.distributed.host_collectives import WAIT_SLICE, call_interruptibly, format_ranks
-from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV, Signer, run_signer
+from hlat.runtime.distributed.network import (
+    RUN_SECRET_ENV,
+    Signer,
+    interface_of,
+    is_loopback,
+    listen,
+    run_signer,
+    wait_until_reachable,
+)
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.process import LAUNCHER_ENV, RankInfo
 

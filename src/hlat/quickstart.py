@@ -1,9 +1,11 @@
-"""Steps of ``hlat quickstart``.
+"""Quickstart: the complete workflow on one machine, from text to a model in a Hugging Face folder.
 
-standard library -> tokenizer, shards -> training -> evaluation -> a sample -> Hugging Face folder -> report
+source text of Python's standard library, which every machine has
+-> tokenizer, shards -> training -> evaluation -> a sample -> Hugging Face folder -> report
 """
 
 import shutil
+import sysconfig
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +14,26 @@ from pathlib import Path
 from hlat.checkpoint import export_hf
 from hlat.config import Recipe, load_recipe
 from hlat.evaluation import Perplexity, Sampling, evaluate_checkpoint, generate_text
-from hlat.quickstart.corpus import standard_library
 from hlat.reporting import write_report
 from hlat.runtime.errors import LaunchError
 from hlat.tracking import append_samples, show_stages
 from hlat.training import DataProgress, Outcome, no_progress, run
+
+# No standard-library source written by hand: installed packages, test data with deliberate encoding errors, and
+# generated tables.
+_EXCLUDED = {"site-packages", "dist-packages", "test", "tests", "lib2to3", "pydoc_data", "encodings", "__pycache__"}
+
+
+def standard_library() -> list[dict[str, str]]:
+    """Entries of ``data.sources`` for this Python's standard library. LaunchError: it has no source text."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    packages = sorted(d for d in root.iterdir() if d.is_dir() and d.name not in _EXCLUDED) if root.is_dir() else []
+    patterns = [root / "*.py", *(package / "**" / "*.py" for package in packages if any(package.rglob("*.py")))]
+    if not any(root.glob("*.py")):
+        message = f"{root}: contains no Python source text, which is the corpus of the quickstart."
+        raise LaunchError(f"{message} Use a text of your own: hlat train quickstart data.path=FOLDER")
+    return [{"path": str(pattern)} for pattern in patterns]
+
 
 PROMPT = "def read(self, size=-1):\n"
 
