@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from hlat.launch import multiprocess_launcher
-from hlat.launch.local_processes import ForkedWorker, RankPlaces, launch_forked
+from hlat.launch.local_processes import ForkedWorker, RankPlaces, launch_forked, rank_environment
 from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV
 
 
@@ -54,7 +54,7 @@ def fork_ranks(
         workers = []
         for rank in range(nproc):
             own = {
-                **multiprocess_launcher._environment(rank, RankPlaces(0, nproc, nproc, 0, "127.0.0.1", port)),
+                **rank_environment(rank, RankPlaces(0, nproc, nproc, 0, "127.0.0.1", port)),
                 **shared,
             }
             reports = folder / str(rank)

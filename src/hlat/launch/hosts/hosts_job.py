@@ -22,7 +22,7 @@ from hlat.launch.hosts.agent import HostAgent, HostPlace, HostRun, NewLeader
 from hlat.launch.hosts.cluster_attempts import ClusterAttempts
 from hlat.launch.hosts.records import AttemptOrder, HostStatus, NotLeaderError, Orders, read_orders
 from hlat.launch.hosts.remote_ranks import Bulletin
-from hlat.launch.local_processes import ProcessSet, RankPlaces
+from hlat.launch.local_processes import ProcessSet, RankPlaces, hlat_command, launch_ranks
 from hlat.launch.preflight.examination import check_before_restart
 from hlat.launch.supervision.supervisor import Supervisor, Voice, heard_and_observed
 from hlat.launch.training_job import TrainingJob, accepted_run, fits, parse_range
@@ -101,8 +101,6 @@ def supervise_on_hosts(job: TrainingJob, nproc: int, hosts: HostOptions, voice: 
     least, most, place = hosts.resolve(nproc)
 
     def launch(places: RankPlaces, environment: Mapping[str, str], folder: Path) -> AbstractContextManager[ProcessSet]:
-        from hlat.launch.multiprocess_launcher import hlat_command, launch_ranks  # noqa: PLC0415  (imports torch)
-
         return launch_ranks(hlat_command(job.arguments()), places, environment, folder, voice.show)
 
     with accepted_run(job, nproc, most * nproc, voice, all_notes=True) as (recipe, run):

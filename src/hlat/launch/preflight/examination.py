@@ -15,7 +15,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -36,7 +36,7 @@ from hlat.launch.preflight.judgement import (
 )
 from hlat.launch.preflight.meeting import LinkServer, Meeting, existing_part, meet, remove_if_empty
 from hlat.launch.preflight.rank_checks import axis_groups
-from hlat.launch.preflight.rank_processes import RankProcesses, rank_command
+from hlat.launch.preflight.rank_processes import RANK_COMMAND, RankProcesses, rank_processes
 from hlat.launch.preflight.request import HostTools, HostView, Peer, PreflightOptions, PreflightRequest, make_request
 from hlat.runtime.distributed.addresses import own_addresses
 from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV
@@ -48,14 +48,14 @@ _OBSTACLES = {"device-visible", "listen", "connections"}
 def run_preflight(
     request: PreflightRequest,
     tools: HostTools | None = None,
-    command: Callable[[int], Sequence[str]] = rank_command,
+    command: Sequence[str] = RANK_COMMAND,
 ) -> PreflightReport:
     """Examine this host with the others; all return one report, or a partial one if they could not meet."""
     return replace(_Examination(request, tools or HostTools(), command).run(), node=request.node)
 
 
 class _Examination:
-    def __init__(self, request: PreflightRequest, tools: HostTools, command: Callable[[int], Sequence[str]]) -> None:
+    def __init__(self, request: PreflightRequest, tools: HostTools, command: Sequence[str]) -> None:
         self._request, self._tools, self._command = request, tools, command
         self._began = time.monotonic()
         self._gathered = Gathered({request.node: request.name}, request.nproc, links=_published_links(request))
@@ -67,8 +67,7 @@ class _Examination:
         with ExitStack() as stack:
             stack.callback(lambda: remove_if_empty(request.run_dir, self._kept))
             # First of all: they import torch while this process examines the host.
-            ranks = RankProcesses(request.nproc, self._command)
-            stack.callback(ranks.close)
+            ranks = stack.enter_context(rank_processes(request.nproc, self._command))
             place, peer = self._listen(stack)
             facts = measure(checks_of("host"), place)
             try:
@@ -290,7 +289,7 @@ def check_before_restart(
     run_dir: Path,
     seconds: float = 30.0,
     tools: HostTools | None = None,
-    command: Callable[[int], Sequence[str]] = rank_command,
+    command: Sequence[str] = RANK_COMMAND,
 ) -> list[Finding]:
     """Examine this host alone, without collectives; about as long as importing torch takes.
 
@@ -301,13 +300,10 @@ def check_before_restart(
     request = make_request(recipe, (), PreflightOptions(nproc=nproc, nodes=1, node=0))
     place = HostView(replace(request, run_dir=run_dir.absolute()), tools or HostTools())
     gathered = Gathered({0: request.name}, nproc)
-    ranks = RankProcesses(min(nproc, max(1, (os.cpu_count() or 1) // _CORES_PER_PROCESS)), command)
-    try:
+    with rank_processes(min(nproc, max(1, (os.cpu_count() or 1) // _CORES_PER_PROCESS)), command) as ranks:
         gathered.add_host(0, measure(checks_of("host", quick=True), place))
         for first in range(0, nproc, ranks.count):
             _examine_devices(gathered, ranks, range(first, min(first + ranks.count, nproc)), request, seconds)
-    finally:
-        ranks.close()
     quick = [check for check in CHECKS if check.is_quick or check.stage == "meeting"]
     return list(judge(gathered, nproc, 0.0, quick).findings)
 
