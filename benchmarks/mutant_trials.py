@@ -91,7 +91,10 @@ NEAR: dict[str, str] = {
     "checkpoint/protocol/test_hlat_saving_defects",
     "checkpoint/": "checkpoint/protocol/test_store checkpoint/protocol/test_damage checkpoint/format/test_hostile "
     "checkpoint/test_state",
-    "launch/hosts/": "launch/hosts/test_agreement launch/hosts/test_host_options launch/hosts/test_survival",
+    **dict.fromkeys(
+        ("launch/hosts/", "launch/hosts_job.py", "launch/supervision/"),
+        "launch/hosts/test_agreement launch/hosts/test_host_options launch/hosts/test_survival",
+    ),
     "launch/preflight/": "launch/preflight/test_meeting launch/preflight/test_checks launch/preflight/test_injected "
     "launch/preflight/test_hosts",
     "launch/kubernetes.py": "launch/submission/test_kubernetes",

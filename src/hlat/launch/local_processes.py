@@ -5,16 +5,20 @@
     files --read every tenth of a second by a thread, follow_output--> lines --> show
     supervisor, about 40 MB --fork, launch_forked--> worker in its own session --work--> exit code, error report
     command, RankPlaces --launch_ranks--> so many new interpreters, with the variables of their ranks
+    command, N --launch_multiprocess--> the same, and a store on loopback, which this process serves
 
 The protocol ``ProcessSet`` is the same for every launcher. A rank leads its own session, so that processes which it
 started (the saver of checkpoints, tokenizer workers) can be found and ended after the rank has exited.
 
 The fork is made before the supervisor has imported torch: a restart costs no more than a new start, and the supervisor
-uses little memory during the run. The store that several processes meet in needs torch (``multiprocess_launcher``).
+uses little memory during the run. The store that several processes meet in needs torch. Its port stays bound from the
+start: the store outlives the processes, and two launches cannot get the same port. On one machine everything uses
+loopback: nothing listens on the network, and no host name is resolved.
 """
 
 import multiprocessing
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -23,12 +27,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import IO, Protocol, TextIO
 
 from hlat.runtime.backend.table import interface_variables
-from hlat.runtime.distributed.addresses import is_loopback
+from hlat.runtime.distributed.addresses import is_loopback, listen
+from hlat.runtime.distributed.run_secret import RUN_SECRET_ENV
 from hlat.runtime.process import INTERRUPTED_MESSAGE, LAUNCHER_ENV, STOP_SIGNALS, session_is_alive, stop_exit_code
 from hlat.runtime.terminal import erase_line
 
@@ -138,10 +144,10 @@ def _follow_files(files: Sequence[Path], show: Callable[[str], None], ended: thr
             streams[path].close()
 
 
-def copy_lines(stream: IO[bytes], head: str, show: Callable[[str], None]) -> None:
-    """Show each line of a process's output, behind ``head``, until it ends."""
+def copy_lines(stream: IO[bytes], show: Callable[[str], None]) -> None:
+    """Show each line of a process's output until it ends."""
     for line in stream:
-        show(head + line.decode("utf-8", "replace").rstrip("\r\n"))
+        show(line.decode("utf-8", "replace").rstrip("\r\n"))
 
 
 class ForkedWorker:
@@ -219,6 +225,7 @@ def launch_forked(work: Callable[[], int], environment: Mapping[str, str], folde
         process.end()  # needed after a bug in hlat
 
 
+_LOOPBACK = "127.0.0.1"
 _LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -281,6 +288,41 @@ def launch_ranks(
             yield workers
     finally:
         workers.end()
+
+
+@contextmanager
+def launch_multiprocess(
+    command: Sequence[str],
+    nproc: int,
+    environment: Mapping[str, str],
+    folder: Path,
+    show: Callable[[str], None] | None = None,
+) -> Iterator[SpawnedRanks]:
+    """Launch ``nproc`` processes of a command as one run, as ``launch_ranks`` does."""
+    with open_store() as port:
+        shared = {RUN_SECRET_ENV: secrets.token_hex(32), **environment}
+        places = RankPlaces(0, nproc, nproc, 0, _LOOPBACK, port)
+        with launch_ranks(command, places, shared, folder, show) as workers:
+            yield workers
+
+
+@contextmanager
+def open_store(address: str = _LOOPBACK) -> Iterator[int]:
+    """Serve the rendezvous store on this address only, and yield its port; OSError if it is not this machine's."""
+    import torch.distributed as dist  # noqa: PLC0415  (most supervisors serve no store, and stay small)
+
+    listener = listen(address, 0)
+    port = int(listener.getsockname()[1])
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        address,
+        port,
+        is_master=True,
+        wait_for_workers=False,  # they are started afterwards
+        timeout=timedelta(seconds=30),
+        master_listen_fd=listener.detach(),  # the default listens on every interface
+    )
+    yield port
+    del store
 
 
 def hlat_command(arguments: Sequence[str]) -> list[str]:

@@ -90,10 +90,9 @@ def alone(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
 def together(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
     """Join the other processes, and measure with them."""
     os.environ.update(order["environment"])
-    folder = None if order["folder"] is None else Path(order["folder"])
     answer({"begin": "joining"})
     try:
-        with joined_run(order["device"], folder=folder) as runtime:
+        with joined_run(order["device"], folder=Path(order["folder"])) as runtime:
             place = RankPlace(runtime.device, runtime.rank, tools, runtime.ranks, order["groups"])
             is_new = _joins_first(runtime.device.type, order["world"])
             of_device = [each for each in order["rank_modules"] if is_new and each not in _WITHOUT_DEVICE]
