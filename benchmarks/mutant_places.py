@@ -24,6 +24,10 @@ FILES: dict[str, tuple[str, ...]] = {
     "data": ("data/samples/*.py",),
     "launch": (
         "launch/hosts/*.py",
+        "launch/hosts_job.py",
+        "launch/supervision/agent.py",
+        "launch/supervision/cluster_attempts.py",
+        "launch/supervision/remote_ranks.py",
         "launch/preflight/**/*.py",
         "launch/run_request.py",
         "launch/slurm.py",

@@ -50,7 +50,7 @@ NEAR: dict[str, str] = {
     "training/saving/checkpointing.py": "training/saving/test_checkpointing training/test_resume "
     "training/saving/test_tiers training/runs/test_anomalous_runs",
     "training/interruptions.py": "training/saving/test_checkpointing training/saving/test_tiers "
-    "training/test_interruptions training/test_resume launch/test_multiprocess_launcher "
+    "training/test_interruptions training/test_resume launch/test_local_processes "
     "training/test_witness training/runs/test_anomalous_runs",
     "training/start.py": "training/test_start training/test_witness training/test_resume "
     "training/runs/test_anomalous_runs",
@@ -89,7 +89,10 @@ NEAR: dict[str, str] = {
     "checkpoint/protocol/test_hlat_saving_defects",
     "checkpoint/": "checkpoint/protocol/test_store checkpoint/protocol/test_damage checkpoint/format/test_hostile "
     "checkpoint/test_state",
-    "launch/hosts/": "launch/hosts/test_agreement launch/hosts/test_host_options launch/hosts/test_survival",
+    **dict.fromkeys(
+        ("launch/hosts/", "launch/hosts_job.py", "launch/supervision/"),
+        "launch/hosts/test_agreement launch/hosts/test_host_options launch/hosts/test_survival",
+    ),
     "launch/preflight/": "launch/preflight/test_meeting launch/preflight/test_checks launch/preflight/test_injected "
     "launch/preflight/test_hosts",
     "launch/kubernetes.py": "launch/test_kubernetes",
@@ -108,7 +111,7 @@ WIDE: dict[str, str] = {
     "activation_checkpointing",
     "training": "training cli/test_story tracking quickstart distributed/test_train "
     "distributed/state/test_replica_check distributed/state/test_anomalies faults/test_elastic "
-    "faults/test_supervision launch/test_multiprocess_launcher",
+    "faults/test_supervision launch/test_local_processes",
     "checkpoint": "checkpoint cli/test_checkpoint_verbs training/test_resume training/saving/test_checkpointing "
     "training/saving/test_tiers distributed/state/test_checkpoints distributed/state/test_snapshots "
     "faults/test_corruption",

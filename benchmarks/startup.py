@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 
-from hlat.launch.multiprocess_launcher import open_store
+from hlat.launch.local_processes import open_store
 from hlat.runtime.distributed import rendezvous as meeting
 from hlat.runtime.distributed.join import join_run, leave_run
 from results import Recorder

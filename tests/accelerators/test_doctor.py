@@ -22,7 +22,7 @@ def follow_orders(world: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]
     from hlat.launch.preflight.rank_program import alone, together  # noqa: PLC0415
 
     rank = int(os.environ.get("RANK", "0"))
-    order = {"device": "neuron", "rank": rank, "local_rank": rank, "nproc": world, "world": world, "folder": None}
+    order = {"device": "neuron", "rank": rank, "local_rank": rank, "nproc": world, "world": world, "folder": "."}
     order |= {"environment": {}, "groups": {"all ranks": [list(range(world))]} if world > 1 else {}}
     answers: tuple[list[dict[str, Any]], list[dict[str, Any]]] = [], []
     alone(order | {"modules": modules_of("rank")}, RankTools(), answers[0].append)

@@ -9,7 +9,7 @@ import yaml
 from hlat.config import load_recipe
 from hlat.hardware import load_catalog
 from hlat.launch import HostOptions
-from hlat.launch.hosts.agent import HostPlace
+from hlat.launch.supervision.agent import HostPlace
 from hlat.launch.supervision.self_watch import watching_itself
 from hlat.runtime.errors import LaunchError
 from tests.support.commands import hlat

@@ -13,8 +13,9 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from hlat.launch import multiprocess_launcher
-from hlat.launch.local_processes import ForkedWorker, RankPlaces, launch_forked
+from hlat.launch import training_job
+from hlat.launch.local_processes import ForkedWorker, RankPlaces, launch_forked, open_store, rank_environment
+from hlat.launch.supervision import local_run
 from hlat.runtime.distributed.network import RUN_SECRET_ENV
 
 
@@ -50,11 +51,11 @@ def fork_ranks(
     assert show is None
     words = command[command.index("hlat") + 1 :]
     shared = {RUN_SECRET_ENV: secrets.token_hex(32), **environment}
-    with multiprocess_launcher.open_store() as port, ExitStack() as stack:
+    with open_store() as port, ExitStack() as stack:
         workers = []
         for rank in range(nproc):
             own = {
-                **multiprocess_launcher._environment(rank, RankPlaces(0, nproc, nproc, 0, "127.0.0.1", port)),
+                **rank_environment(rank, RankPlaces(0, nproc, nproc, 0, "127.0.0.1", port)),
                 **shared,
             }
             reports = folder / str(rank)
@@ -76,4 +77,4 @@ def _run(words: Sequence[str]) -> int:
 
 def install() -> None:
     """Let this process fork the ranks of its runs."""
-    multiprocess_launcher.launch_multiprocess = fork_ranks  # type: ignore[assignment]
+    training_job.launch_multiprocess = local_run.launch_multiprocess = fork_ranks  # type: ignore[assignment]

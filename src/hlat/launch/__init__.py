@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from hlat.launch.compile_job import ProcessesFailed as ProcessesFailed
     from hlat.launch.compile_job import is_worker as is_worker
     from hlat.launch.evaluation_job import EvaluationJob as EvaluationJob
-    from hlat.launch.hosts.hosts_job import HostOptions as HostOptions
-    from hlat.launch.hosts.hosts_job import supervise_on_hosts as supervise_on_hosts
+    from hlat.launch.hosts_job import HostOptions as HostOptions
+    from hlat.launch.hosts_job import supervise_on_hosts as supervise_on_hosts
     from hlat.launch.kubernetes import KubernetesOptions as KubernetesOptions
     from hlat.launch.kubernetes import apply_manifests as apply_manifests
     from hlat.launch.kubernetes import manifests as manifests
     from hlat.launch.kubernetes import manifests_yaml as manifests_yaml
     from hlat.launch.local_hosts import LocalRequest as LocalRequest
+    from hlat.launch.local_hosts import examine_by_ssh as examine_by_ssh
     from hlat.launch.local_hosts import run_local as run_local
     from hlat.launch.local_processes import launch_forked as launch_forked
-    from hlat.launch.multiprocess_launcher import launch_multiprocess as launch_multiprocess
+    from hlat.launch.local_processes import launch_multiprocess as launch_multiprocess
     from hlat.launch.preflight.examination import run_preflight as run_preflight
     from hlat.launch.preflight.judgement import PreflightReport as PreflightReport
     from hlat.launch.preflight.request import PreflightOptions as PreflightOptions
     from hlat.launch.preflight.request import make_request as make_request
-    from hlat.launch.preflight.ssh_hosts import examine_by_ssh as examine_by_ssh
     from hlat.launch.run_request import RunRequest as RunRequest
     from hlat.launch.slurm import SlurmOptions as SlurmOptions
     from hlat.launch.slurm import SlurmSubmission as SlurmSubmission
@@ -55,15 +55,13 @@ __getattr__ = lazily(
     {
         "compile_job": "CompileJob ProcessesFailed is_worker",
         "evaluation_job": "EvaluationJob",
-        "hosts.hosts_job": "HostOptions supervise_on_hosts",
+        "hosts_job": "HostOptions supervise_on_hosts",
         "kubernetes": "KubernetesOptions apply_manifests manifests manifests_yaml",
-        "local_hosts": "LocalRequest run_local",
-        "local_processes": "launch_forked",
-        "multiprocess_launcher": "launch_multiprocess",
+        "local_hosts": "LocalRequest examine_by_ssh run_local",
+        "local_processes": "launch_forked launch_multiprocess",
         "preflight.examination": "run_preflight",
         "preflight.judgement": "PreflightReport",
         "preflight.request": "PreflightOptions make_request",
-        "preflight.ssh_hosts": "examine_by_ssh",
         "run_request": "RunRequest",
         "slurm": "SlurmOptions SlurmSubmission batch_script cancel_job job_log job_state submit_script",
         "start_checks": "Here",

@@ -264,21 +264,16 @@ def apply_manifests(text: str) -> str:
     return ask_scheduler(["kubectl", "apply", "-f", "-"], text, _KUBECTL_TIMEOUT, missing)
 
 
+def _manifest(version: str, kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
 def _job(run: PreparedRun, options: KubernetesOptions, name: str) -> list[dict[str, Any]]:
-    spec = _job_spec(run, pod(run, options, name))
-    return [{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}]
+    return [_manifest("batch/v1", "Job", name, _job_spec(run, pod(run, options, name)))]
 
 
 def _job_set(run: PreparedRun, options: KubernetesOptions, name: str) -> list[dict[str, Any]]:
-    metadata = {"name": name}
-    return [
-        {
-            "apiVersion": "jobset.x-k8s.io/v1alpha2",
-            "kind": "JobSet",
-            "metadata": metadata,
-            "spec": _job_set_spec(run, options, name),
-        }
-    ]
+    return [_manifest("jobset.x-k8s.io/v1alpha2", "JobSet", name, _job_set_spec(run, options, name))]
 
 
 def _train_job(run: PreparedRun, options: KubernetesOptions, name: str) -> list[dict[str, Any]]:
@@ -289,22 +284,10 @@ def _train_job(run: PreparedRun, options: KubernetesOptions, name: str) -> list[
     }
     nodes = run.request.nodes
     # A runtime of its own, with the pods: a TrainJob alone has no podFailurePolicy.
-    runtime = {
-        "apiVersion": version,
-        "kind": "TrainingRuntime",
-        "metadata": {"name": name},
-        "spec": {"mlPolicy": {"numNodes": nodes}, "template": {"spec": spec}},
-    }
-    job = {
-        "apiVersion": version,
-        "kind": "TrainJob",
-        "metadata": {"name": name},
-        "spec": {
-            "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": name},
-            "trainer": {"numNodes": nodes},
-        },
-    }
-    return [runtime, job]
+    runtime = {"mlPolicy": {"numNodes": nodes}, "template": {"spec": spec}}
+    reference = {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": name}
+    job = {"runtimeRef": reference, "trainer": {"numNodes": nodes}}
+    return [_manifest(version, "TrainingRuntime", name, runtime), _manifest(version, "TrainJob", name, job)]
 
 
 def _job_set_spec(run: PreparedRun, options: KubernetesOptions, name: str) -> dict[str, Any]:

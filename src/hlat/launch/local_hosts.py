@@ -1,10 +1,16 @@
-"""``hlat launch local``: the command of each host of a run, started from here.
+"""The command of each host, started from here: ``hlat launch local``, and ``hlat doctor --hosts``.
 
 --nodes 2           two supervisors on this machine, as if it were two hosts: a rehearsal
 --hosts gpu1,gpu2   one over ssh on each, in the same folder, which they share
 a signal here --> every supervisor on this machine; Ctrl-C on the terminals of the others
+
+doctor: host names --ssh NAME hlat doctor --nodes N --node I--> report of host 0, which met the others
+                                                                partial reports of hosts that could not --> one report
+
+A host that host 0 has not seen may be alive: then it says on its own why it could not come to the meeting.
 """
 
+import json
 import os
 import shlex
 import signal
@@ -12,12 +18,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hlat.launch.local_processes import copy_lines
+from hlat.launch.preflight.judgement import CHECKS, ExaminedHost, Finding, PreflightReport
+from hlat.launch.preflight.request import PreflightOptions
 from hlat.launch.supervision.running_ranks import SignalForwarder
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.process import stop_exit_code
@@ -29,11 +37,12 @@ _CTRL_C = b"\x03"  # the terminal on the other host makes SIGINT of it
 
 @dataclass(frozen=True)
 class HostCommand:
-    """Command that runs the supervisor of one host."""
+    """Command of one host."""
 
     host: str
     words: tuple[str, ...]
     is_remote: bool  # True if it runs elsewhere, behind a terminal that takes Ctrl-C from standard input
+    option: str = ""  # option that a message names if the command cannot be started; empty for its host and program
 
     def __str__(self) -> str:
         return shlex.join(self.words)
@@ -106,29 +115,41 @@ def run_local(commands: Sequence[HostCommand], show: Callable[[str], None]) -> i
     Raises:
         LaunchError: a command cannot be started; those that were started are ended.
     """
-    processes: list[subprocess.Popen[bytes]] = []
-    threads: list[threading.Thread] = []
-    with SignalForwarder() as stops:
-        try:
-            for command in commands:
-                processes.append(_start(command))
-                threads.append(_follow(command, processes[-1], show))
-            forwarded = 0
-            while any(process.poll() is None for process in processes):
-                for number in stops.received[forwarded:]:
-                    forwarded += 1
-                    for command, process in zip(commands, processes, strict=True):
-                        _forward(command, process, number)
-                time.sleep(_POLL)
-        finally:
-            for process in processes:
-                if process.poll() is None:
-                    process.kill()  # only after an error here: otherwise all have ended
-        # they still show what was printed last
-        for thread in threads:
-            thread.join()
+    shows = [lambda line, host=command.host: show(f"{host}: {line}") for command in commands]
+    with SignalForwarder() as stops, _started(commands, shows) as processes:
+        forwarded = 0
+        while any(process.poll() is None for process in processes):
+            for number in stops.received[forwarded:]:
+                forwarded += 1
+                for command, process in zip(commands, processes, strict=True):
+                    _forward(command, process, number)
+            time.sleep(_POLL)
     codes = [process.returncode for process in processes]
     return max(stop_exit_code(-code) if code < 0 else code for code in codes)
+
+
+@contextmanager
+def _started(
+    commands: Sequence[HostCommand], shows: Sequence[Callable[[str], None]], closing: float | None = None
+) -> Iterator[list["subprocess.Popen[bytes]"]]:
+    """Run commands, and kill those still running at the end of the block; each has a function that gets its lines.
+
+    ``closing``: seconds to wait for the last lines of each; None without a limit.
+    """
+    processes: list[subprocess.Popen[bytes]] = []
+    threads: list[threading.Thread] = []
+    try:
+        for command, show in zip(commands, shows, strict=True):
+            processes.append(_start(command))
+            threads.append(threading.Thread(target=copy_lines, args=(processes[-1].stdout, show), daemon=True))
+            threads[-1].start()
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    for thread in threads:  # they still show what was printed last
+        thread.join(closing)
 
 
 def _start(command: HostCommand) -> "subprocess.Popen[bytes]":
@@ -142,14 +163,8 @@ def _start(command: HostCommand) -> "subprocess.Popen[bytes]":
             env={**os.environ, "PYTHONUNBUFFERED": "1"},  # lines are shown when they are printed, though into a pipe
         )
     except OSError as error:
-        raise LaunchError(f"{command.host}: {command.words[0]} cannot be started: {error.strerror}.") from error
-
-
-def _follow(command: HostCommand, process: "subprocess.Popen[bytes]", show: Callable[[str], None]) -> threading.Thread:
-    assert process.stdout is not None, "it is a pipe"
-    thread = threading.Thread(target=copy_lines, args=(process.stdout, f"{command.host}: ", show), daemon=True)
-    thread.start()
-    return thread
+        what = f"{command.option}:" if command.option else f"{command.host}: {command.words[0]}"
+        raise LaunchError(f"{what} cannot be started: {error.strerror}.") from error
 
 
 def _forward(command: HostCommand, process: "subprocess.Popen[bytes]", number: int) -> None:
@@ -160,3 +175,127 @@ def _forward(command: HostCommand, process: "subprocess.Popen[bytes]", number: i
             process.stdin.flush()
         else:
             process.send_signal(signal.Signals(number))
+
+
+_SLACK = 30.0  # seconds to start and end a command, apart from its own waits
+_WAITS = 5  # waits of an examination, each as long as the user's patience
+_WORDS = 300  # characters of a host's last words
+_CLOSING = 5.0  # seconds for the last lines of a command: ssh may leave a process that holds its output open
+
+
+@dataclass
+class HostOutput:
+    """Output of the doctor on one host."""
+
+    report: PreflightReport | None = None  # None if it printed none
+    words: str = ""  # last line that it printed otherwise
+
+    def add(self, line: str) -> None:
+        """Take a line that the command has printed."""
+        if (found := _report(line)) is not None:
+            self.report = found
+        elif line.strip():
+            self.words = line.strip()[:_WORDS]
+
+
+def examine_by_ssh(
+    hosts: Sequence[str],
+    recipe: str | None,
+    overrides: Sequence[str],
+    options: PreflightOptions,
+    ssh: str = "ssh -o BatchMode=yes",
+) -> PreflightReport:
+    """Start ``hlat doctor`` on each host, and merge the reports.
+
+    Args:
+        hosts: names of the hosts, as the transport takes them.
+        recipe: recipe file, or the name of a shipped recipe; None examines the machines alone.
+        overrides: changes of the recipe.
+        options: options about the hosts, without those that say which host it is.
+        ssh: words of the transport: it gets the name of a host and the words of the command, as ssh does.
+
+    Raises:
+        LaunchError: a name occurs twice, an option contradicts the list of hosts, or the transport cannot be started.
+    """
+    if len(set(hosts)) != len(hosts) or not all(host and not host.startswith("-") for host in hosts):
+        raise LaunchError(f"--hosts {','.join(hosts)}: expected names of hosts, each once.")
+    if any(value is not None for value in (options.nodes, options.node, options.name, options.address)):
+        raise LaunchError("--nodes, --node, --name and --address follow from --hosts: leave them out.")
+    arguments = [*([] if recipe is None else [recipe]), *overrides, *options.words()]
+    words = shlex.split(ssh)
+    began, option = time.monotonic(), f"--ssh {shlex.join(words)}"
+    commands = [
+        HostCommand(host, (*words, host, *_doctor_command(arguments, host, len(hosts), node)), False, option)
+        for node, host in enumerate(hosts)
+    ]
+    outputs = [HostOutput() for _ in hosts]
+    deadline = began + _WAITS * options.patience + _SLACK
+    with _started(commands, [output.add for output in outputs], _CLOSING) as processes:
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline - time.monotonic()))
+    return replace(merge(hosts, outputs), seconds=time.monotonic() - began)
+
+
+def _doctor_command(arguments: Sequence[str], host: str, nodes: int, node: int) -> list[str]:
+    """Words of the command on a host: in this folder, with this Python; quoted for the shell that ssh starts."""
+    own = ["--nodes", str(nodes), "--node", str(node), "--name", host, "--json"]
+    words = ["env", f"--chdir={Path.cwd()}", sys.executable, "-P", "-m", "hlat", "doctor", *arguments, *own]
+    return [shlex.quote(word) for word in words]
+
+
+def _report(line: str) -> PreflightReport | None:
+    if not line.startswith("{"):
+        return None
+    try:
+        return PreflightReport.from_dict(json.loads(line))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def merge(hosts: Sequence[str], outputs: Sequence[HostOutput]) -> PreflightReport:
+    """Merge the outputs of the command on all hosts into one report."""
+    first = outputs[0].report
+    seen = {} if first is None else {host.name: host for host in first.hosts}
+    own = {name: _own_findings(name, output) for name, output in zip(hosts, outputs, strict=True)}
+    explained = any(own.values())
+    merged = []
+    for name, output in zip(hosts, outputs, strict=True):
+        host = seen.get(name)
+        if host is None or _is_silent(host):
+            merged.append(_silent_host(name, output, own[name], host, explained))
+        else:
+            merged.append(host)
+    base = first if first is not None else PreflightReport(())
+    return replace(base, hosts=tuple(merged), is_partial=False)
+
+
+def _own_findings(name: str, output: HostOutput) -> tuple[Finding, ...]:
+    """Findings of a partial report about the host that wrote it."""
+    if output.report is None or not output.report.is_partial:
+        return ()
+    return tuple(finding for finding in output.report.findings if finding.host == name)
+
+
+def _is_silent(host: ExaminedHost) -> bool:
+    return any(finding.name == "sign-of-life" for finding in host.findings)
+
+
+def _silent_host(
+    name: str, output: HostOutput, own: tuple[Finding, ...], host: ExaminedHost | None, explained: bool
+) -> ExaminedHost:
+    """Describe a host that did not meet the others."""
+    if output.report is not None and output.report.is_partial:
+        examined = next((each for each in output.report.hosts if each.name == name), ExaminedHost(name, ()))
+        if own or explained:  # it is healthy, and another host could not meet
+            return examined
+        text = "it does not see the files of host 0 in the run's folder"
+        return replace(examined, findings=(_finding("run-folder-shared", name, text),))
+    words = f": {output.words}" if output.words else ""
+    text = host.findings[0].message if host is not None else "no sign of life"
+    return ExaminedHost(name, (), (_finding("sign-of-life", name, text + words),))
+
+
+def _finding(check_name: str, host: str, message: str) -> Finding:
+    check = next(check for check in CHECKS if check.name == check_name)
+    return Finding(check.id, check.name, host, message, check.remedy)

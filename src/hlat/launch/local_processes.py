@@ -1,30 +1,39 @@
-"""Processes of this machine: what every launcher gives, what they print, and the launch of one process by a fork.
+"""Processes of this machine: what every launcher gives, what they print, and the launch of one or several of them.
 
     launcher --> ProcessSet (pids, poll, error_file) --send_signal, kill_ranks--> ranks
                                                      --end_leftovers------------> what ranks left behind
     files --read every tenth of a second by a thread, follow_output--> lines --> show
     supervisor, about 40 MB --fork, launch_forked--> worker in its own session --work--> exit code, error report
+    command, RankPlaces --launch_ranks--> so many new interpreters, with the variables of their ranks
+    command, N --launch_multiprocess--> the same, and a store on loopback, which this process serves
 
 The protocol ``ProcessSet`` is the same for every launcher. A rank leads its own session, so that processes which it
 started (the saver of checkpoints, tokenizer workers) can be found and ended after the rank has exited.
 
 The fork is made before the supervisor has imported torch: a restart costs no more than a new start, and the supervisor
-uses little memory during the run. Several processes are launched by ``multiprocess_launcher``, which imports torch.
+uses little memory during the run. The store that several processes meet in needs torch. Its port stays bound from the
+start: the store outlives the processes, and two launches cannot get the same port. On one machine everything uses
+loopback: nothing listens on the network, and no host name is resolved.
 """
 
 import multiprocessing
 import os
+import secrets
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import IO, Protocol, TextIO
 
+from hlat.runtime.backend.table import interface_variables
+from hlat.runtime.distributed.network import RUN_SECRET_ENV, is_loopback, listen
 from hlat.runtime.process import INTERRUPTED_MESSAGE, LAUNCHER_ENV, STOP_SIGNALS, session_is_alive, stop_exit_code
 from hlat.runtime.terminal import erase_line
 
@@ -134,10 +143,10 @@ def _follow_files(files: Sequence[Path], show: Callable[[str], None], ended: thr
             streams[path].close()
 
 
-def copy_lines(stream: IO[bytes], head: str, show: Callable[[str], None]) -> None:
-    """Show each line of a process's output, behind ``head``, until it ends."""
+def copy_lines(stream: IO[bytes], show: Callable[[str], None]) -> None:
+    """Show each line of a process's output until it ends."""
     for line in stream:
-        show(head + line.decode("utf-8", "replace").rstrip("\r\n"))
+        show(line.decode("utf-8", "replace").rstrip("\r\n"))
 
 
 class ForkedWorker:
@@ -213,3 +222,138 @@ def launch_forked(work: Callable[[], int], environment: Mapping[str, str], folde
         yield process
     finally:
         process.end()  # needed after a bug in hlat
+
+
+_LOOPBACK = "127.0.0.1"
+_LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+
+
+class SpawnedRanks:
+    """New processes of one command, by rank; error reports and output go into ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    @property
+    def pids(self) -> dict[int, int]:
+        return {rank: process.pid for rank, process in self._processes.items()}
+
+    def poll(self, rank: int) -> int | None:
+        return self._processes[rank].poll()
+
+    def error_file(self, rank: int) -> Path:
+        return self._folder / f"error-{rank}.json"
+
+    def output_files(self, rank: int) -> tuple[Path, Path]:
+        """Files of the standard output and the standard error of a rank, if they are kept."""
+        return self._folder / f"rank-{rank}.out", self._folder / f"rank-{rank}.err"
+
+    def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str], keeps_output: bool) -> None:
+        own = {**os.environ, **environment, "TORCHELASTIC_ERROR_FILE": str(self.error_file(rank))}
+        with ExitStack() as opened:
+            files = [opened.enter_context(path.open("wb")) for path in self.output_files(rank) if keeps_output]
+            out, err = files or (None, None)
+            # Each process leads its own session: a terminal's Ctrl-C reaches only this one, which forwards it once.
+            self._processes[rank] = subprocess.Popen(command, stdout=out, stderr=err, env=own, start_new_session=True)
+
+    def end(self) -> None:
+        """Kill those that still run."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                _signal_group(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+@contextmanager
+def launch_ranks(
+    command: Sequence[str],
+    places: RankPlaces,
+    environment: Mapping[str, str],
+    folder: Path,
+    show: Callable[[str], None] | None = None,
+) -> Iterator[SpawnedRanks]:
+    """Launch this machine's ranks of a run whose store another process serves; ``environment`` has the secret.
+
+    Those still running at the end of the block are killed. ``show`` receives what they print, None leaves it on the
+    streams of this process.
+    """
+    workers = SpawnedRanks(folder)
+    try:
+        for local in range(places.nproc):
+            variables = {**rank_environment(local, places), **environment}
+            workers.start(places.first + local, command, variables, keeps_output=show is not None)
+        with follow_output([file for rank in workers.pids for file in workers.output_files(rank)], show):
+            yield workers
+    finally:
+        workers.end()
+
+
+@contextmanager
+def launch_multiprocess(
+    command: Sequence[str],
+    nproc: int,
+    environment: Mapping[str, str],
+    folder: Path,
+    show: Callable[[str], None] | None = None,
+) -> Iterator[SpawnedRanks]:
+    """Launch ``nproc`` processes of a command as one run, as ``launch_ranks`` does."""
+    with open_store() as port:
+        shared = {RUN_SECRET_ENV: secrets.token_hex(32), **environment}
+        places = RankPlaces(0, nproc, nproc, 0, _LOOPBACK, port)
+        with launch_ranks(command, places, shared, folder, show) as workers:
+            yield workers
+
+
+@contextmanager
+def open_store(address: str = _LOOPBACK) -> Iterator[int]:
+    """Serve the rendezvous store on this address only, and yield its port; OSError if it is not this machine's."""
+    import torch.distributed as dist  # noqa: PLC0415  (most supervisors serve no store, and stay small)
+
+    listener = listen(address, 0)
+    port = int(listener.getsockname()[1])
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        address,
+        port,
+        is_master=True,
+        wait_for_workers=False,  # they are started afterwards
+        timeout=timedelta(seconds=30),
+        master_listen_fd=listener.detach(),  # the default listens on every interface
+    )
+    yield port
+    del store
+
+
+def hlat_command(arguments: Sequence[str]) -> list[str]:
+    """Command line of ``hlat`` with these arguments."""
+    # -P: the current folder must not hide installed packages, as it does not with a single process.
+    return [sys.executable, "-P", "-m", "hlat", *arguments]
+
+
+def rank_environment(local: int, places: RankPlaces) -> dict[str, str]:
+    """Environment variables as torchrun sets them, and settings for several processes on one machine."""
+    own = {
+        "RANK": places.first + local,
+        "LOCAL_RANK": local,
+        "WORLD_SIZE": places.world,
+        "LOCAL_WORLD_SIZE": places.nproc,
+        "GROUP_RANK": places.node,
+        "MASTER_ADDR": places.address,
+        "MASTER_PORT": places.port,
+        "TORCHELASTIC_RUN_ID": f"hlat-{os.getpid()}",
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,  # hlat's supervisor restarts
+        "TORCHELASTIC_USE_AGENT_STORE": True,  # rank 0 connects to our store instead of serving one
+        LAUNCHER_ENV: os.getpid(),
+    }
+    defaults = {
+        "OMP_NUM_THREADS": max(1, _cores() // places.nproc),  # by default each process takes all cores
+        # By default gloo resolves this machine's name. On a network, a rank takes the interface that reaches the store.
+        **(dict.fromkeys(interface_variables(), _LOOPBACK_INTERFACE) if is_loopback(places.address) else {}),
+    }
+    unset = {name: value for name, value in defaults.items() if name not in os.environ}
+    return {name: str(value) for name, value in {**unset, **own}.items()}
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hlat.config import Recipe, RecipeError, find_recipe, load_recipe, refuse_faults
-from hlat.launch.local_processes import ProcessSet, launch_forked
+from hlat.launch.local_processes import ProcessSet, hlat_command, launch_forked, launch_multiprocess
 from hlat.launch.metrics_process import metrics_server
 from hlat.launch.start_checks import Here
 from hlat.launch.start_examination import check_extensions, load_and_check
@@ -110,8 +110,6 @@ def supervise_job(
     def start(count: int, environment: Mapping[str, str], folder: Path) -> AbstractContextManager[ProcessSet]:
         if count == 1 and work is not None:
             return launch_forked(work, environment, folder)
-        from hlat.launch.multiprocess_launcher import hlat_command, launch_multiprocess  # noqa: PLC0415  (torch)
-
         return launch_multiprocess(hlat_command(job.arguments()), count, environment, folder, voice.show)
 
     changes = {"restarts": 0, "hang_seconds": None} if once else {}

@@ -47,7 +47,7 @@ def rank_variables(environment: Mapping[str, str] = os.environ, ask: Ask | None 
         return {}
     if task_count(environment) == 1:
         return {}
-    return _task_variables(environment, ask or _run_command)
+    return _task_variables(environment, ask or run_command)
 
 
 def in_step(environment: Mapping[str, str] = os.environ) -> bool:
@@ -58,7 +58,7 @@ def in_step(environment: Mapping[str, str] = os.environ) -> bool:
 
 def task_count(environment: Mapping[str, str] = os.environ) -> int | None:
     """Number of tasks of this task's step; None if Slurm does not set it."""
-    return _number(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    return first_number(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 
 
 def job_end_time(environment: Mapping[str, str] = os.environ, ask: Ask | None = None) -> float | None:
@@ -71,7 +71,7 @@ def job_end_time(environment: Mapping[str, str] = os.environ, ask: Ask | None = 
     job = environment.get("SLURM_JOB_ID", "")
     if not job.isdecimal() or environment.get("RANK", "0") != "0":
         return None
-    ask = ask or _run_command
+    ask = ask or run_command
     end_time = ask(["squeue", "-h", "-j", job, "-o", "%e"]).strip()
     if not end_time:
         found = re.search(r"\bEndTime=(\S+)", ask(["scontrol", "show", "job", job]))
@@ -94,8 +94,8 @@ def first_host(nodes: str) -> str:
 
 
 def _refuse_several(environment: Mapping[str, str]) -> None:
-    processes = _number(environment, "SLURM_NTASKS") or 1
-    machines = _number(environment, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1
+    processes = first_number(environment, "SLURM_NTASKS") or 1
+    machines = first_number(environment, "SLURM_JOB_NUM_NODES", "SLURM_NNODES") or 1
     if processes > 1 or machines > 1:
         count = f"{processes} tasks" if processes > 1 else f"{machines} machines"
         raise LaunchError(
@@ -107,7 +107,7 @@ def _refuse_several(environment: Mapping[str, str]) -> None:
 
 def _task_variables(environment: Mapping[str, str], ask: Ask) -> dict[str, str]:
     problems: list[str] = []
-    if (_number(environment, "SLURM_HET_SIZE") or 1) > 1:
+    if (first_number(environment, "SLURM_HET_SIZE") or 1) > 1:
         problems.append("it is a heterogeneous job, whose components number their tasks separately")
     values = {
         "RANK": _required(environment, problems, "SLURM_PROCID"),
@@ -119,7 +119,7 @@ def _task_variables(environment: Mapping[str, str], ask: Ask) -> dict[str, str]:
     address = environment.get("MASTER_ADDR") or (_address(first_host(nodes), ask) if nodes else "")
     if not address:
         problems.append("neither SLURM_STEP_NODELIST, SLURM_JOB_NODELIST nor MASTER_ADDR is set")
-    job, step = environment["SLURM_JOB_ID"], _number(environment, "SLURM_STEP_ID", "SLURM_STEPID")
+    job, step = environment["SLURM_JOB_ID"], first_number(environment, "SLURM_STEP_ID", "SLURM_STEPID")
     if not job.isdecimal():
         problems.append(f"SLURM_JOB_ID={job} is not a number")
     if problems:
@@ -134,7 +134,7 @@ def _task_variables(environment: Mapping[str, str], ask: Ask) -> dict[str, str]:
 
 
 def _required(environment: Mapping[str, str], problems: list[str], *names: str) -> int | None:
-    found = _number(environment, *names)
+    found = first_number(environment, *names)
     if found is None:
         problems.append(f"{' or '.join(names)} is not set to a number")
     return found
@@ -195,7 +195,8 @@ def directive(option: str) -> str:
     return f"#SBATCH {quoted}"
 
 
-def _number(environment: Mapping[str, str], *names: str) -> int | None:
+def first_number(environment: Mapping[str, str], *names: str) -> int | None:
+    """Return the first of these variables that is a number."""
     found = (environment.get(name, "") for name in names)
     return next((int(text) for text in found if text.isdecimal()), None)
 
@@ -210,7 +211,8 @@ def _address(host: str, ask: Ask) -> str:
     return host
 
 
-def _run_command(command: list[str]) -> str:
+def run_command(command: list[str]) -> str:
+    """Run a command of Slurm and return its output; an empty text if it fails."""
     try:
         return subprocess.run(
             command,

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from hlat.launch.hosts.hosts_job import ClusterStops
 from hlat.launch.hosts.network import accept_connections, blame_network, can_connect, link_problem, neighbours
 from hlat.launch.hosts.records import (
     AttemptOrder,
@@ -25,7 +24,8 @@ from hlat.launch.hosts.records import (
     read_orders,
     write_record,
 )
-from hlat.launch.hosts.remote_ranks import Bulletin, HostLimits
+from hlat.launch.hosts_job import ClusterStops
+from hlat.launch.supervision.remote_ranks import Bulletin, HostLimits
 from hlat.launch.worker_process import ErrorReport
 from tests.support.resilience.readings import reading
 

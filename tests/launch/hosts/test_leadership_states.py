@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from hlat.launch.hosts import remote_ranks as bulletin_module
 from hlat.launch.hosts.records import AttemptOrder, Follower, NotLeaderError, Orders, is_candidate
-from hlat.launch.hosts.remote_ranks import Bulletin
+from hlat.launch.supervision import remote_ranks as bulletin_module
+from hlat.launch.supervision.remote_ranks import Bulletin
 
 
 @dataclass

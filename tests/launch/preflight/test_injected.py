@@ -9,7 +9,7 @@ import fcntl
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,21 +19,21 @@ import torch
 from hlat.config import load_recipe
 from hlat.launch.preflight.examination import check_before_restart, run_preflight
 from hlat.launch.preflight.judgement import PreflightReport
-from hlat.launch.preflight.rank_processes import rank_command
+from hlat.launch.preflight.rank_processes import RANK_COMMAND
 from hlat.launch.preflight.request import HostTools, PreflightOptions, make_request
 
 pytestmark = pytest.mark.slow
 
 
-def odd_rank(fault: str) -> Callable[[int], list[str]]:
+def odd_rank(fault: str) -> Sequence[str]:
     """Command of a rank process with a fault."""
-    return lambda local_rank: [sys.executable, "-m", "tests.support.launch.odd_rank", fault]
+    return [sys.executable, "-m", "tests.support.launch.odd_rank", fault]
 
 
 def examine(
     run_dir: Path,
     tools: HostTools | None = None,
-    command: Callable[[int], list[str]] = rank_command,
+    command: Sequence[str] = RANK_COMMAND,
     recipes: tuple[str | None, str | None] = (None, None),
     wait: float = 40,
 ) -> PreflightReport:
@@ -44,7 +44,7 @@ def examine(
         name, options = "ab"[node], PreflightOptions(nodes=2, node=node, name="ab"[node], address="127.0.0.1")
         request = make_request(recipes[node], (), replace(options, patience=wait))
         request = replace(request, run_dir=run_dir, name=name)
-        reports[node] = run_preflight(request, tools if node else None, command if node else rank_command)
+        reports[node] = run_preflight(request, tools if node else None, command if node else RANK_COMMAND)
 
     threads = [threading.Thread(target=host, args=(node,)) for node in range(2)]
     for thread in threads:
@@ -128,5 +128,5 @@ def test_before_a_restart_a_healthy_host_has_no_findings_and_a_leftover_is_one(t
     assert [finding.name for finding in check_before_restart(recipe, 1, recipe.run_dir, command=odd_rank("flip"))] == [
         "matmul-result"
     ]
-    hung = check_before_restart(recipe, 1, recipe.run_dir, 2.0, command=lambda rank: ["sleep", "100"])
+    hung = check_before_restart(recipe, 1, recipe.run_dir, 2.0, command=["sleep", "100"])
     assert [finding.name for finding in hung] == ["rank-processes"]

@@ -1,44 +1,53 @@
 """The meeting of hosts in a folder, their connections, options, and reports merged by ``--hosts``."""
 
 import json
+import math
 import stat
 import sys
 import threading
-import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from hlat.launch import examine_by_ssh
+from hlat.launch.hosts.network import accept_connections
+from hlat.launch.hosts.records import HostStatus, host_file, write_record
 from hlat.launch.preflight import meeting as meetings
 from hlat.launch.preflight.meeting import (
-    LinkServer,
-    SharedFolder,
+    Meeting,
     ask_time,
     connect,
     existing_part,
     measure_rate,
     remove_if_empty,
+    serve_link,
 )
+from hlat.launch.preflight.rank_processes import rank_processes
 from hlat.launch.preflight.request import Peer, PreflightOptions, make_request
-from hlat.launch.preflight.ssh_hosts import examine_by_ssh
 from hlat.runtime.errors import LaunchError
+
+
+def meet(folder: Path, node: int, nodes: int, patience: float) -> Meeting:
+    options = PreflightOptions(nodes=nodes, node=node, patience=patience)
+    return Meeting(folder, make_request(None, (), options, {}))
 
 
 def test_hosts_meet_exchange_reports_and_leave_nothing(tmp_path: Path):
     """Files of an earlier meeting that was killed lie there."""
-    old = tmp_path / "doctor/0123456789abcdef"
-    old.mkdir(parents=True)
-    (tmp_path / "doctor/current").write_text(old.name)
-    (tmp_path / "doctor/knock-00001").write_text("earlier")
-    (old / "members.json").write_text(json.dumps({"1": "earlier"}))
-    (old / "verdict-00000.json").write_text(json.dumps({"stale": True}))
+    folder = tmp_path / "doctor"
+    folder.mkdir()
+    for node in range(3):
+        old = HostStatus(node, f"earlier{node}", 7, "", "", 0, 1, "")
+        write_record(host_file(folder, node), old)
+        (folder / f"earlier{node}-verdict.json").write_text(json.dumps({"stale": True}))
     verdicts = {}
 
     def host(node: int) -> None:
-        meeting = SharedFolder(tmp_path, node, 3, patience=20)
+        meeting = meet(folder, node, 3, patience=20)
         meeting.post("host", {"node": node})
         if node == 0:
-            time.sleep(0.3)
             meeting.post("verdict", {"heard": sorted(meeting.gather("host", range(3)))})
         verdicts[node] = meeting.read_first("verdict")
         meeting.leave()
@@ -46,39 +55,37 @@ def test_hosts_meet_exchange_reports_and_leave_nothing(tmp_path: Path):
     threads = [threading.Thread(target=host, args=(node,)) for node in (1, 2, 0)]
     for thread in threads:
         thread.start()
-        time.sleep(0.1)
     for thread in threads:
         thread.join()
     assert verdicts == {node: {"heard": [0, 1, 2]} for node in range(3)}
-    assert [path.name for path in (tmp_path / "doctor").iterdir()] == [old.name]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_host_that_does_not_come_or_stops_counting_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(meetings, "_SILENCE", 0.4)
     monkeypatch.setattr(meetings, "_BEAT", 0.1)
-    hosts: dict[int, SharedFolder] = {}
+    hosts: dict[int, Meeting] = {}
 
     def arrive(node: int) -> None:
-        hosts[node] = SharedFolder(tmp_path, node, 3, patience=3)
+        hosts[node] = meet(tmp_path, node, 3, patience=3)
 
     arrive(0)
     thread = threading.Thread(target=arrive, args=(1,))
     thread.start()
-    assert hosts[0].gather("never", [2]) == {}  # admits host 1 meanwhile
+    assert hosts[0].gather("never", [2]) == {}
     thread.join()
     hosts[1].post("first", {})
     assert set(hosts[0].gather("first", [1])) == {1}
     hosts[1]._stop.set()  # as a host that is killed
-    began = time.monotonic()
-    assert hosts[0].gather("second", [1]) == {}
-    assert time.monotonic() - began < 2
+    assert hosts[0].gather("second", [1], math.inf) == {}, "it waits no longer than for a silent host"
     hosts[0]._stop.set()
-    assert hosts[1].read_first("second") is None
+    with pytest.raises(TimeoutError, match="no sign of life from host 0"):
+        hosts[1].read_first("second")
 
 
 def test_without_host_0_another_gives_up(tmp_path: Path):
     with pytest.raises(TimeoutError, match="no sign of life from host 0"):
-        SharedFolder(tmp_path, 1, 2, patience=0.2)
+        meet(tmp_path / "doctor", 1, 2, patience=0.2)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -92,25 +99,44 @@ def test_folders_that_were_made_are_removed_up_to_those_that_were_there(tmp_path
 
 
 def test_a_link_tells_the_time_takes_data_and_refuses_strangers():
-    server = LinkServer("127.0.0.1", 0, lambda: 1000.0)
-    try:
-        peer = Peer("a", "a", "127.0.0.1", ("127.0.0.1",), server.port, server.token)
+    serve = partial(serve_link, token="0" * 32, clock=lambda: 1000.0)
+    with accept_connections("127.0.0.1", 0, serve) as port:
+        peer = Peer("a", "a", "127.0.0.1", ("127.0.0.1",), port, "0" * 32)
         offset, bound = ask_time(peer, lambda: 1007.0)
         assert abs(offset - 7.0) <= bound + 1e-3 and bound < 1
         assert measure_rate(peer) > 1e6
         with pytest.raises(OSError, match="another program answers"):
-            connect(Peer("a", "a", "127.0.0.1", (), server.port, "0" * len(server.token)))
-    finally:
-        server.close()
+            connect(replace(peer, token="1" * 32))
     with pytest.raises(OSError, match="refused"):
         connect(peer)
+
+
+RANK = """
+cd $HLAT_BEATS
+until [ -s orders-$LOCAL_RANK ]; do sleep 0.01; done
+echo '{"module": "device", "facts": {"order": '$(cat orders-$LOCAL_RANK)'}}' > answers-$LOCAL_RANK
+[ $LOCAL_RANK = 1 ] && { echo no memory >&2; exit 3; }
+echo '{"done": true}' >> answers-$LOCAL_RANK
+exec sleep 100
+"""
+
+
+def test_a_process_of_a_rank_answers_its_own_order_or_says_how_it_ended():
+    with rank_processes(2, ["sh", "-c", RANK]) as ranks:
+        done, died = ranks.ask([{"n": 5}, {"n": 6}], 60.0)
+    assert [found["modules"]["device"]["order"]["n"] for found in (done, died)] == [5, 6]
+    assert (done["died"], done["trouble"], done["progress"]) == ("", "", 2)
+    assert died["died"] == died["trouble"] == "ended with exit code 3: no memory"
+
+
+SLURM_TASK = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "2"}
 
 
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
         ({}, (1, 0)),
-        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NNODES": "4", "SLURM_NODEID": "2"}, (4, 2)),
+        ({**SLURM_TASK, "SLURM_NNODES": "4", "SLURM_NODEID": "2"}, (4, 2)),
         ({"GROUP_WORLD_SIZE": "3", "GROUP_RANK": "1"}, (3, 1)),
     ],
 )

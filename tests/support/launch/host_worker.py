@@ -16,9 +16,9 @@ from pathlib import Path
 
 from hlat.config.sections.operation import RecoveryConfig
 from hlat.launch import worker_context
-from hlat.launch.hosts.agent import HostPlace, HostRun
-from hlat.launch.hosts.hosts_job import supervise_host
+from hlat.launch.hosts_job import supervise_host
 from hlat.launch.local_processes import RankPlaces
+from hlat.launch.supervision.agent import HostPlace, HostRun
 from hlat.launch.supervision.supervisor import Supervision, Voice
 from hlat.resilience import record_durable_step, record_run_id, set_step_counter
 from hlat.runtime.process import LAUNCHER_ENV

@@ -1,1 +1,1 @@
-"""Supervisors on several hosts: one per host, of which one leads; they restart a run together."""
+"""What hosts know of each other: records in a folder that all of them share, and their network."""

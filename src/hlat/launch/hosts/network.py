@@ -1,6 +1,6 @@
 """The network between the hosts of a run: who does not reach whom, and which hosts are to blame.
 
-    accept_connections   on the address of this host, each closed at once
+    accept_connections   on the address of this host, each closed at once, or served on a thread
     Prober               a connection per second to each target --> seconds since a target last answered
     statuses of all hosts: pairs that fail, links that are down --blame_network--> hosts whose network fails, and why
 
@@ -13,7 +13,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -27,12 +27,19 @@ _FEW_HOSTS = 8  # hosts up to which each connects to all others
 Target = tuple[str, int]
 """Address and port."""
 
+Serve = Callable[[socket.socket], None]
+"""Answers another host on a connection, and closes it."""
+
 
 @contextmanager
-def accept_connections(address: str) -> Iterator[int]:
-    """Accept connections on this address only, and yield the port; OSError if it is not this host's."""
-    with listen(address, 0) as listener:
-        thread = threading.Thread(target=_accept, args=(listener,), name="reachability", daemon=True)
+def accept_connections(address: str, port: int = 0, serve: Serve = socket.socket.close) -> Iterator[int]:
+    """Accept connections on this address only, and yield the port; 0 takes a free one.
+
+    ``serve`` gets each connection, on a thread of its own. OSError: the address is not this host's, or the port is
+    taken.
+    """
+    with listen(address, port) as listener:
+        thread = threading.Thread(target=_accept, args=(listener, serve), name="reachability", daemon=True)
         thread.start()
         yield int(listener.getsockname()[1])
         with suppress(OSError):
@@ -40,7 +47,7 @@ def accept_connections(address: str) -> Iterator[int]:
     thread.join(_CONNECT)
 
 
-def _accept(listener: socket.socket) -> None:
+def _accept(listener: socket.socket, serve: Serve) -> None:
     while True:
         try:
             connection, _ = listener.accept()
@@ -49,7 +56,7 @@ def _accept(listener: socket.socket) -> None:
                 time.sleep(_PROBE_EVERY)
                 continue
             return  # closed
-        connection.close()
+        threading.Thread(target=serve, args=(connection,), name="connection", daemon=True).start()
 
 
 def neighbours(index: int, indices: list[int]) -> list[int]:

@@ -15,13 +15,16 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hlat.config import Recipe
+from hlat.launch.hosts.network import accept_connections
+from hlat.launch.local_processes import RankPlaces, rank_environment
 from hlat.launch.preflight.health_check import Facts, Stage
 from hlat.launch.preflight.judgement import (
     CHECKS,
@@ -29,16 +32,15 @@ from hlat.launch.preflight.judgement import (
     Gathered,
     PreflightReport,
     checks_of,
-    facts_by_module,
     judge,
     measure,
     modules_of,
 )
-from hlat.launch.preflight.meeting import LinkServer, Meeting, existing_part, meet, remove_if_empty
+from hlat.launch.preflight.meeting import Meeting, existing_part, remove_if_empty, serve_link
 from hlat.launch.preflight.rank_checks import axis_groups
-from hlat.launch.preflight.rank_processes import RankProcesses, rank_command
+from hlat.launch.preflight.rank_processes import RANK_COMMAND, SERVED_BY_RANKS, RankProcesses, rank_processes
 from hlat.launch.preflight.request import HostTools, HostView, Peer, PreflightOptions, PreflightRequest, make_request
-from hlat.runtime.distributed.network import RUN_SECRET_ENV, own_addresses
+from hlat.runtime.distributed.network import own_addresses
 
 # Checks that must have found nothing before processes join each other
 _OBSTACLES = {"device-visible", "listen", "connections"}
@@ -47,14 +49,14 @@ _OBSTACLES = {"device-visible", "listen", "connections"}
 def run_preflight(
     request: PreflightRequest,
     tools: HostTools | None = None,
-    command: Callable[[int], Sequence[str]] = rank_command,
+    command: Sequence[str] = RANK_COMMAND,
 ) -> PreflightReport:
     """Examine this host with the others; all return one report, or a partial one if they could not meet."""
     return replace(_Examination(request, tools or HostTools(), command).run(), node=request.node)
 
 
 class _Examination:
-    def __init__(self, request: PreflightRequest, tools: HostTools, command: Callable[[int], Sequence[str]]) -> None:
+    def __init__(self, request: PreflightRequest, tools: HostTools, command: Sequence[str]) -> None:
         self._request, self._tools, self._command = request, tools, command
         self._began = time.monotonic()
         self._gathered = Gathered({request.node: request.name}, request.nproc, links=_published_links(request))
@@ -66,15 +68,15 @@ class _Examination:
         with ExitStack() as stack:
             stack.callback(lambda: remove_if_empty(request.run_dir, self._kept))
             # First of all: they import torch while this process examines the host.
-            ranks = RankProcesses(request.nproc, self._command)
-            stack.callback(ranks.close)
+            ranks = stack.enter_context(rank_processes(request.nproc, self._command))
             place, peer = self._listen(stack)
             facts = measure(checks_of("host"), place)
+            shared = request.run_dir if request.nodes > 1 else ranks.folder  # one host leaves the run's folder alone
             try:
-                meeting = meet(request.run_dir, request.node, request.nodes, self._limit)
+                meeting = Meeting(shared / "doctor", request)
                 stack.callback(meeting.leave)
                 return self._together(meeting, ranks, place, peer, facts)
-            except (OSError, _HostLost) as error:
+            except OSError as error:
                 return self._partial(facts, error)
 
     # --- one host
@@ -82,12 +84,11 @@ class _Examination:
     def _listen(self, stack: ExitStack) -> tuple[HostView, Peer]:
         """Listen on the address of this host; return its place, and how others reach it."""
         request, options = self._request, self._request.options
-        address, error, port, token = "", "", 0, ""
+        address, error, port, token = "", "", 0, secrets.token_hex(16)
         try:
             address = request.listen_address()
-            server = LinkServer(address, options.port, self._tools.clock)
-            stack.callback(server.close)
-            port, token = server.port, server.token
+            serve = partial(serve_link, token=token, clock=self._tools.clock)
+            port = stack.enter_context(accept_connections(address, options.port, serve))
         except OSError as failure:
             error = f"cannot listen on {options.address or address or socket.gethostname()}"
             error += f", port {options.port}" if options.port else ""
@@ -102,15 +103,15 @@ class _Examination:
         orders = [_order_alone(request, local, modules_of("rank")) for local in range(request.nproc)]
         if request.recipe is not None and request.node == 0:
             orders[0]["recipe"] = request.recipe.model_dump(mode="json")
-        return _ask(ranks, orders, self._limit)
+        return ranks.ask(orders, self._limit)
 
-    def _partial(self, facts: dict[str, Facts], error: Exception) -> PreflightReport:
+    def _partial(self, facts: dict[str, Facts], error: OSError) -> PreflightReport:
         """Report about this host alone: it could not meet the others."""
         request = self._request
         self._gathered.add_host(request.node, facts)
         report = judge(self._gathered, request.nproc, time.monotonic() - self._began)
         if report.ok:
-            lost = request.node if isinstance(error, OSError) and not isinstance(error, TimeoutError) else 0
+            lost = 0 if isinstance(error, TimeoutError) else request.node
             self._gathered.hosts.setdefault(lost, request.name_of(lost))
             self._gathered.add_trouble("sign-of-life", lost, None, str(error))
             report = judge(self._gathered, request.nproc, time.monotonic() - self._began)
@@ -123,46 +124,40 @@ class _Examination:
     ) -> PreflightReport:
         is_first = self._request.node == 0
         with ExitStack() as stack:
-            if is_first and meeting.folder is not None:
+            if is_first:
                 # The other hosts try to lock it too (``_measure_sharing``), which must fail.
                 lock = stack.enter_context((meeting.folder / "lock").open("w"))
                 with suppress(OSError):  # HD16 reports that
                     self._tools.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             meeting.post("host", {"peer": asdict(peer), "facts": facts, "kept": str(self._kept)})
             if is_first:
-                meeting.post("peers", {"peers": self._roll_call(meeting)})
-            peers = {int(node): _peer(found) for node, found in _first(meeting, "peers")["peers"].items()}
+                meeting.post("peers", self._roll_call(meeting))
+            peers = {int(node): Peer(**found) for node, found in meeting.read_first("peers").items()}
             alone = self._ask_alone(ranks)
-            lock_file = None if is_first or meeting.folder is None else meeting.folder / "lock"
-            place = replace(place, peers=peers, lock_file=lock_file)
+            place = replace(place, peers=peers, lock_file=None if is_first else meeting.folder / "lock")
             meeting.post("measured", {"ranks": alone, "facts": measure(checks_of("peers"), place)})
             if is_first:
                 meeting.post("join", self._admission(meeting, peers))
-            meeting.post("together", self._join(_first(meeting, "join"), ranks, place, meeting))
+            meeting.post("together", self._join(meeting.read_first("join"), ranks, place, meeting))
             if is_first:
-                meeting.post("verdict", self._verdict(meeting, _first(meeting, "join")["members"]).to_dict())
-            return PreflightReport.from_dict(_first(meeting, "verdict"))
+                meeting.post("verdict", self._verdict(meeting, meeting.read_first("join")["members"]).to_dict())
+            return PreflightReport.from_dict(meeting.read_first("verdict"))
 
     def _roll_call(self, meeting: Meeting) -> dict[str, Any]:
-        reports = meeting.gather("host", range(self._request.nodes))
-        for node in range(self._request.nodes):
-            if node in reports:
-                self._gathered.hosts[node] = reports[node]["peer"]["name"]
-                self._gathered.add_host(node, reports[node]["facts"])
-                self._kept = min(self._kept, Path(reports[node]["kept"]), key=lambda path: len(path.parts))
-            else:
-                self._miss(node, "it did not come to the meeting in the run's folder")
+        why = "it did not come to the meeting in the run's folder"
+        reports = self._gather(meeting, "host", range(self._request.nodes), why)
+        for node, report in reports.items():
+            self._gathered.hosts[node] = report["peer"]["name"]
+            self._gathered.add_host(node, report["facts"])
+            self._kept = min(self._kept, Path(report["kept"]), key=lambda path: len(path.parts))
         return {str(node): report["peer"] for node, report in reports.items()}
 
     def _admission(self, meeting: Meeting, peers: dict[int, Peer]) -> dict[str, Any]:
         """Gather the facts of all hosts that came; say how their processes join each other, if they can."""
-        reports = meeting.gather("measured", peers)
-        for node in peers:
-            if node in reports:
-                self._add(node, reports[node], node * self._request.nproc, "rank")
-            else:
-                self._miss(node, "it did not report in time")
-        members = [node for node in peers if node in reports]
+        reports = self._gather(meeting, "measured", peers, "it did not report in time")
+        for node, report in reports.items():
+            self._add(node, report, node * self._request.nproc, "rank")
+        members = list(reports)
         so_far = judge(self._gathered, 0, 0.0)
         found = {finding.name for finding in so_far.findings if not finding.is_warning}
         if found & _OBSTACLES or "rank-processes" in self._gathered.cases:  # such a process may have a known cause
@@ -179,17 +174,13 @@ class _Examination:
             return {"ranks": []}
         first = members.index(request.node) * request.nproc
         world = len(members) * request.nproc
-        variables = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": request.nproc, "GROUP_RANK": request.node}
-        variables |= {"MASTER_ADDR": admission["address"], "MASTER_PORT": admission["port"]}
-        secret = {RUN_SECRET_ENV: secrets.token_hex(32)} if meeting.folder is None else {}
+        places = RankPlaces(first, request.nproc, world, request.node, admission["address"], admission["port"])
         orders = [
             {
                 "order": "together",
-                "environment": {name: str(value) for name, value in variables.items()}
-                | {"RANK": str(first + local), "LOCAL_RANK": str(local)}
-                | secret,
+                "environment": rank_environment(local, places) | SERVED_BY_RANKS,
                 "device": request.device,
-                "folder": None if meeting.folder is None else str(meeting.folder),
+                "folder": str(meeting.folder),
                 "groups": admission["groups"],
                 "modules": modules_of("together"),
                 "rank_modules": modules_of("rank"),
@@ -197,28 +188,30 @@ class _Examination:
             }
             for local in range(request.nproc)
         ]
-        found = _ask(ranks, orders, self._limit)
+        found = ranks.ask(orders, self._limit)
         again = any(each["trouble"] or each["broken"] for each in found)
         # A network that broke meanwhile explains why processes failed or hung.
         connections = [check for check in checks_of("peers") if check.name == "connections"] if again else []
         return {"ranks": found, "facts": measure(connections, place), "first": first}
 
     def _verdict(self, meeting: Meeting, members: list[int]) -> PreflightReport:
-        reports = meeting.gather("together", members)
-        for node in members:
-            if node in reports:
-                self._add(node, reports[node], reports[node]["first"], "together")
-            else:
-                self._miss(node, "it stopped reporting while processes communicated")
+        why = "it stopped reporting while processes communicated"
+        reports = self._gather(meeting, "together", members, why)
+        for node, report in reports.items():
+            self._add(node, report, report["first"], "together")
         self._blame_hang(reports)
         ranks = len(self._gathered.hosts) * self._request.nproc
         return judge(self._gathered, ranks, time.monotonic() - self._began)
 
     # --- facts of hosts
 
-    def _miss(self, node: int, why: str) -> None:
-        self._gathered.hosts.setdefault(node, self._request.name_of(node))
-        self._gathered.add_trouble("sign-of-life", node, None, f"no sign of life: {why}")
+    def _gather(self, meeting: Meeting, stage: str, nodes: Collection[int], why: str) -> dict[int, Facts]:
+        """Gather the reports of a stage in the order of the hosts; ``why`` is what to say of a host without one."""
+        reports = meeting.gather(stage, nodes)
+        for node in sorted(set(nodes) - reports.keys()):
+            self._gathered.hosts.setdefault(node, self._request.name_of(node))
+            self._gathered.add_trouble("sign-of-life", node, None, f"no sign of life: {why}")
+        return {node: reports[node] for node in sorted(reports)}
 
     def _add(self, node: int, report: Facts, first: int, stage: Stage) -> None:
         self._gathered.add_host(node, report["facts"])
@@ -248,26 +241,6 @@ def _order_alone(request: PreflightRequest, local: int, modules: Sequence[str]) 
     return order | {"device": request.device, "modules": modules}
 
 
-def _ask(ranks: RankProcesses, orders: Sequence[Mapping[str, Any]], seconds: float) -> list[Facts]:
-    answers = ranks.ask(orders, seconds)
-    return [facts_by_module(found, ranks.end_of(local), seconds) for local, found in enumerate(answers)]
-
-
-class _HostLost(Exception):
-    """Host 0 gives no sign of life."""
-
-
-def _first(meeting: Meeting, stage: str) -> Facts:
-    report = meeting.read_first(stage)
-    if report is None:
-        raise _HostLost("no sign of life from host 0")
-    return report
-
-
-def _peer(content: Facts) -> Peer:
-    return Peer(**{**content, "addresses": tuple(content["addresses"])})
-
-
 def _free_port(address: str) -> int:
     with suppress(OSError), socket.create_server((address, 0)) as listener:
         return int(listener.getsockname()[1])
@@ -289,7 +262,7 @@ def check_before_restart(
     run_dir: Path,
     seconds: float = 30.0,
     tools: HostTools | None = None,
-    command: Callable[[int], Sequence[str]] = rank_command,
+    command: Sequence[str] = RANK_COMMAND,
 ) -> list[Finding]:
     """Examine this host alone, without collectives; about as long as importing torch takes.
 
@@ -300,13 +273,10 @@ def check_before_restart(
     request = make_request(recipe, (), PreflightOptions(nproc=nproc, nodes=1, node=0))
     place = HostView(replace(request, run_dir=run_dir.absolute()), tools or HostTools())
     gathered = Gathered({0: request.name}, nproc)
-    ranks = RankProcesses(min(nproc, max(1, (os.cpu_count() or 1) // _CORES_PER_PROCESS)), command)
-    try:
+    with rank_processes(min(nproc, max(1, (os.cpu_count() or 1) // _CORES_PER_PROCESS)), command) as ranks:
         gathered.add_host(0, measure(checks_of("host", quick=True), place))
         for first in range(0, nproc, ranks.count):
             _examine_devices(gathered, ranks, range(first, min(first + ranks.count, nproc)), request, seconds)
-    finally:
-        ranks.close()
     quick = [check for check in CHECKS if check.is_quick or check.stage == "meeting"]
     return list(judge(gathered, nproc, 0.0, quick).findings)
 
@@ -316,5 +286,5 @@ def _examine_devices(
 ) -> None:
     """Examine the devices of some ranks, each in one of the processes."""
     orders = [_order_alone(request, rank, modules_of("rank", quick=True)) for rank in ranks]
-    for rank, found in zip(ranks, _ask(processes, orders, seconds), strict=True):
+    for rank, found in zip(ranks, processes.ask(orders, seconds), strict=True):
         gathered.add_rank(0, rank, found, "rank")

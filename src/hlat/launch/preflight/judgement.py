@@ -1,7 +1,7 @@
 """From checks to the report of a preflight.
 
     groups of checks --in an order in which none depends on a later one--> CHECKS, checks_of a stage
-    checks of a host, answers of its rank processes --measure, facts_by_module--> facts by check and place
+    checks of a host, answers of its rank processes --measure, RankProcesses.ask--> facts by check and place
     Gathered: facts of all places --judge, in the order of CHECKS--> Symptoms, by host
         --> PreflightReport: findings by host --> JSON, lines for people
 
@@ -74,22 +74,6 @@ def measure(checks: Sequence[HealthCheck], place: HostView) -> dict[str, Facts]:
                 "error": str(error.strerror if isinstance(error, OSError) and error.strerror else error)
             }
     return found
-
-
-def facts_by_module(answers: list[Facts], died: str, seconds: float) -> Facts:
-    """Return facts of a process by module, its plan and how far it came; ``died`` is empty if it lives."""
-    modules = {each["module"]: each.get("facts", {"error": each.get("error")}) for each in answers if "module" in each}
-    done = bool(answers) and bool(answers[-1].get("done"))
-    last = next((each["begin"] for each in reversed(answers) if "begin" in each), "starting")
-    return {
-        "modules": modules,
-        "plan": next((each["plan"] for each in answers if "plan" in each), {}),
-        "died": died,
-        "trouble": "" if done else died or f"its process did not finish within {seconds:g} s",
-        "broken": next((each["broken"] for each in answers if "broken" in each), ""),
-        "progress": len(answers),
-        "last": last.replace("_", " "),
-    }
 
 
 @dataclass(frozen=True)
@@ -245,7 +229,7 @@ class Gathered:
                 self.add(check, node, None, facts[check.name])
 
     def add_rank(self, node: int, rank: int, found: Facts, stage: Stage) -> None:
-        """Add facts of a rank process of a stage, as ``facts_by_module`` returns them."""
+        """Add facts of a rank process of a stage, as ``RankProcesses.ask`` returns them."""
         if found["died"]:
             self.add_trouble("rank-processes", node, rank, f"its process {found['died']}")
         elif found["trouble"] and stage == "rank":

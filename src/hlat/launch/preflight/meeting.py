@@ -1,23 +1,19 @@
 """The meeting of the hosts: they exchange reports as files in a folder of the run, and connect to each other.
 
-    <run.dir>/doctor/knock-00001      "host 1 is here", with a number that it drew
-    <run.dir>/doctor/current          name of the folder of the present meeting, which host 0 made
-      <name>/members.json             hosts that host 0 has admitted, by the number that each drew
-      <name>/alive-00001              a counter that grows every second
-      <name>/ranks-00001.json         report of host 1 for the stage "ranks"
+    <run.dir>/doctor/host-00001.json        ``HostStatus`` of host 1, written twice a second: while its count grows, as
+                                            seen on the clock of the host that looks, host 1 is alive (``HostTable``)
+                     0f3a...-ranks.json     report of this start of a host for the stage "ranks"
 
-    connect --token--> LinkServer of another host      time:  ask_time --> difference of clocks
+    connect --token--> serve_link of another host      time:  ask_time --> difference of clocks
                                                        data:  measure_rate --> bytes per second
 
-Files of an earlier meeting do not disturb: its numbers are others. No clocks are compared to see who is alive: a host
-is alive while its counter grows, as seen on the clock of the host that looks.
-
-The server listens on the address of its host only, for the seconds of an examination. A client that does not know its
-token, which hosts exchange through the run's folder, is cut off.
+Files of an earlier meeting do not disturb: their starts count no more. A client that does not know the token of a host,
+which hosts exchange through the folder, is cut off.
 """
 
 import hmac
 import json
+import math
 import os
 import secrets
 import shutil
@@ -27,215 +23,117 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hlat.data import write_atomic
-from hlat.launch.preflight.request import Peer
-from hlat.runtime.distributed.network import listen
+from hlat.launch.hosts.records import HostStatus, HostTable, host_file, write_record
+from hlat.launch.preflight.request import Peer, PreflightRequest
+from hlat.runtime.version import hlat_version
 
-_MEETING_FOLDER = "doctor"
 _POLL = 0.05  # seconds between looks, at first
 _LONGEST_POLL = 0.5
-_BEAT = 1.0  # seconds between counts
-_SILENCE = 15.0  # seconds without a count until a host is lost
+_BEAT = 0.5  # seconds between statuses
+_SILENCE = 15.0  # seconds without a new status until a host is lost
 _LEAVING = 5.0  # seconds for the other hosts to read the verdict
 
 Report = dict[str, Any]
 
 
-class Meeting(Protocol):
-    """Exchange of reports between hosts."""
+class Meeting:
+    """The meeting of the hosts of a request in a folder that they share.
 
-    folder: Path | None
-    """Folder that all hosts share; None for a single host."""
+    OSError: the folder cannot be written. TimeoutError: host 0 did not come in time.
+    """
+
+    def __init__(self, folder: Path, request: PreflightRequest) -> None:
+        self.folder, self._node, self._patience = folder, request.node, request.options.patience
+        incarnation = secrets.token_hex(8)
+        self._own = HostStatus(request.node, incarnation, 0, request.name, "", 0, request.nproc, hlat_version())
+        self._table, self._stop = HostTable(folder), threading.Event()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # reports have the tokens of the hosts
+        self._beat()
+        self._beating = threading.Thread(target=self._keep_beating, name="alive", daemon=True)
+        self._beating.start()
+        if request.node != 0:
+            self._await_first()
 
     def post(self, stage: str, report: Report) -> None:
         """Publish the report of this host."""
+        write_atomic(self._file(stage, self._own), json.dumps(report).encode())
 
-    def gather(self, stage: str, nodes: Iterable[int]) -> dict[int, Report]:
-        """Wait for the reports of hosts; return those that came. A host without one gave no sign of life."""
+    def gather(self, stage: str, nodes: Iterable[int], seconds: float | None = None) -> dict[int, Report]:
+        """Wait for the reports of hosts; return those that came. A host without one gave no sign of life.
 
-    def read_first(self, stage: str) -> Report | None:
-        """Wait for the report of host 0; None if it gives no sign of life."""
-
-    def leave(self) -> None:
-        """End the meeting; host 0 removes its files."""
-
-
-class Alone:
-    """The meeting of a single host: nothing is written."""
-
-    folder: Path | None = None
-
-    def __init__(self) -> None:
-        self._posts: dict[str, Report] = {}
-
-    def post(self, stage: str, report: Report) -> None:
-        self._posts[stage] = report
-
-    def gather(self, stage: str, nodes: Iterable[int]) -> dict[int, Report]:
-        return dict.fromkeys(nodes, self._posts[stage])
-
-    def read_first(self, stage: str) -> Report | None:
-        return self._posts[stage]
-
-    def leave(self) -> None:
-        """Leave nothing behind: there are no files."""
-
-
-class SharedFolder:
-    """The meeting of several hosts in the folder of the run.
-
-    ``patience``: seconds to wait for a host to arrive, and for a report of one that is alive. OSError: the folder
-    cannot be written. TimeoutError: host 0 did not open a meeting in time.
-    """
-
-    def __init__(self, run_dir: Path, node: int, nodes: int, patience: float) -> None:
-        self._root, self._node, self._nodes, self._patience = run_dir / _MEETING_FOLDER, node, nodes, patience
-        self._number = secrets.token_hex(8)
-        self._stop, self._counts = threading.Event(), _Counts()
-        self._arrived: set[int] = set()
-        self._root.mkdir(parents=True, exist_ok=True)
-        self.folder: Path | None = self._open() if node == 0 else self._join()
-        self._folder = self.folder
-        self._beat(0)
-        self._beating = threading.Thread(target=self._keep_beating, name="alive", daemon=True)
-        self._beating.start()
-
-    def post(self, stage: str, report: Report) -> None:
-        write_atomic(self._file(stage, self._node), json.dumps(report).encode())
-
-    def gather(self, stage: str, nodes: Iterable[int]) -> dict[int, Report]:
+        ``seconds``: to wait for a host to come, and for the report of one that is alive; None for the user's patience.
+        """
         found: dict[int, Report] = {}
-        waiting, deadline, pause = set(nodes), time.monotonic() + self._patience, _POLL
-        while waiting:
-            self._admit()
-            for node in sorted(waiting):
-                if (report := _read_json(self._file(stage, node))) is not None:
-                    found[node] = report
-            waiting -= set(found)
-            self._arrived.update(found)
-            now = time.monotonic()
-            if now > deadline:
-                break
-            waiting = {node for node in waiting if not self._is_silent(node, now)}
-            time.sleep(pause if waiting else 0.0)
-            pause = min(1.5 * pause, _LONGEST_POLL)
-        return found
-
-    def read_first(self, stage: str) -> Report | None:
-        """Wait for the report of host 0, as long as it is alive; it waits for every other host in turn."""
-        pause = _POLL
-        while (report := _read_json(self._file(stage, 0))) is None:
-            if self._is_silent(0, time.monotonic(), unseen=_SILENCE):
-                return None
+        deadline, pause = time.monotonic() + (self._patience if seconds is None else seconds), _POLL
+        waiting = set(nodes)
+        while True:
+            self._table.refresh(waiting - {self._node})
+            found |= {node: report for node in sorted(waiting) if (report := self._read(stage, node)) is not None}
+            # A host that has not come yet may still come; one that has, and is silent, is lost.
+            waiting = {node for node in waiting - found.keys() if not _SILENCE < self._table.silence(node) < math.inf}
+            if not waiting or time.monotonic() > deadline:
+                return found
             time.sleep(pause)
             pause = min(1.5 * pause, _LONGEST_POLL)
-        return report
+
+    def read_first(self, stage: str) -> Report:
+        """Wait for the report of host 0, which waits for every other host in turn; TimeoutError if it is lost."""
+        if not (found := self.gather(stage, [0], math.inf)):
+            raise TimeoutError("no sign of life from host 0")
+        return found[0]
 
     def leave(self) -> None:
-        """End the meeting; host 0 waits until the others have read the verdict, and removes its files."""
+        """End the meeting; host 0 waits until the others have read the verdict, and removes all files."""
         self._stop.set()
         self._beating.join()
-        if self._node != 0:
-            with suppress(OSError):
-                (self._root / f"knock-{self._node:05d}").unlink(missing_ok=True)
-                self._file("left", self._node).write_text("{}")
-        else:
-            deadline = time.monotonic() + _LEAVING
-            others = self._arrived - {0}
-            while time.monotonic() < deadline and not all(self._file("left", node).exists() for node in others):
+        if self._node == 0:
+            deadline, others = time.monotonic() + _LEAVING, set(self._table.living(_SILENCE)) - {0}
+            while time.monotonic() < deadline and any(host_file(self.folder, node).exists() for node in others):
                 time.sleep(_POLL)
-            shutil.rmtree(self._folder, ignore_errors=True)
-            with suppress(OSError):
-                (self._root / "current").unlink(missing_ok=True)
-                self._root.rmdir()  # unless another host has knocked for the next meeting
-
-    # --- opening and joining
-
-    def _open(self) -> Path:
-        folder = self._root / self._number
-        folder.mkdir(mode=0o700)  # reports have the tokens of the hosts
-        write_atomic(self._root / "current", self._number.encode())
-        return folder
-
-    def _join(self) -> Path:
-        """Knock until host 0 has admitted this host, by its number, to a meeting."""
-        knock = self._root / f"knock-{self._node:05d}"
-        write_atomic(knock, self._number.encode())
-        deadline, pause = time.monotonic() + self._patience, _POLL
-        while time.monotonic() < deadline:
-            with suppress(OSError, ValueError):
-                folder = self._root / (self._root / "current").read_text(encoding="ascii")
-                members = _read_json(folder / "members.json") or {}
-                if members.get(str(self._node)) == self._number:
-                    return folder
-                if not knock.exists():  # the end of an earlier meeting removed it
-                    write_atomic(knock, self._number.encode())
-            time.sleep(pause)
-            pause = min(1.5 * pause, _LONGEST_POLL)
-        with suppress(OSError):
-            knock.unlink(missing_ok=True)
-            self._root.rmdir()
-        raise TimeoutError(f"no sign of life from host 0 in {self._root}")
-
-    def _admit(self) -> None:
-        """On host 0, admit hosts that have knocked."""
-        if self._node != 0:
+            shutil.rmtree(self.folder, ignore_errors=True)
             return
-        knocks = {}
-        for node in range(1, self._nodes):
-            with suppress(OSError, ValueError):
-                knocks[str(node)] = (self._root / f"knock-{node:05d}").read_text(encoding="ascii")
-        if knocks != _read_json(self._folder / "members.json"):
-            write_atomic(self._folder / "members.json", json.dumps(knocks).encode())
-
-    # --- signs of life
-
-    def _beat(self, count: int) -> None:
         with suppress(OSError):
-            write_atomic(self._folder / f"alive-{self._node:05d}", str(count).encode())
+            host_file(self.folder, self._node).unlink()
+            self.folder.rmdir()  # if host 0 has never come
+
+    def _await_first(self) -> None:
+        deadline = time.monotonic() + self._patience
+        while self._table.silence(0) == math.inf:
+            if time.monotonic() > deadline:
+                self.leave()
+                raise TimeoutError(f"no sign of life from host 0 in {self.folder}")
+            time.sleep(_POLL)
+            self._table.refresh([0])
+
+    def _beat(self) -> None:
+        self._own = replace(self._own, count=self._own.count + 1)
+        write_record(host_file(self.folder, self._node), self._own)
 
     def _keep_beating(self) -> None:
-        count = 0
         while not self._stop.wait(_BEAT):
-            count += 1
-            self._beat(count)
+            with suppress(OSError):
+                self.folder.mkdir(mode=0o700, exist_ok=True)  # the end of an earlier meeting may have removed it
+                self._beat()
 
-    def _is_silent(self, node: int, now: float, unseen: float | None = None) -> bool:
-        """Return True if a host that has arrived counts no more, or never arrived within ``unseen`` seconds."""
+    def _read(self, stage: str, node: int) -> Report | None:
+        """Read a report of a host that has been seen alive."""
+        seen = self._table.seen(node)
+        status = self._own if node == self._node else seen.status if seen is not None and seen.alive else None
+        if status is None:
+            return None
         try:
-            count = (self._folder / f"alive-{node:05d}").read_text(encoding="ascii")
+            content: Report = json.loads(self._file(stage, status).read_bytes())
         except (OSError, ValueError):
-            count = ""
-        age = self._counts.age(node, count, now)
-        return age > (_SILENCE if self._counts.has(node) else self._patience if unseen is None else unseen)
+            return None
+        return content
 
-    def _file(self, stage: str, node: int) -> Path:
-        return self._folder / f"{stage}-{node:05d}.json"
-
-
-class _Counts:
-    """Last count of each host, and the time at which it was seen first."""
-
-    def __init__(self) -> None:
-        self._seen: dict[int, tuple[str, float]] = {}
-
-    def age(self, node: int, count: str, now: float) -> float:
-        """Seconds for which a host has had this count; an empty one is that of a host that has not arrived."""
-        before = self._seen.get(node)
-        if before is None or (count and before[0] != count):
-            self._seen[node] = (count, now)
-        return now - self._seen[node][1]
-
-    def has(self, node: int) -> bool:
-        return bool(self._seen.get(node, ("", 0.0))[0])
-
-
-def meet(run_dir: Path, node: int, nodes: int, patience: float) -> Meeting:
-    """Meet the other hosts, if there are any; OSError and TimeoutError as for ``SharedFolder``."""
-    return Alone() if nodes == 1 else SharedFolder(run_dir, node, nodes, patience)
+    def _file(self, stage: str, status: HostStatus) -> Path:
+        return self.folder / f"{status.incarnation}-{stage}.json"
 
 
 def remove_if_empty(folder: Path, kept: Path) -> None:
@@ -255,16 +153,7 @@ def existing_part(folder: Path) -> Path:
     return folder
 
 
-def _read_json(path: Path) -> Report | None:
-    try:
-        content: Report = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return content
-
-
 _LINK_TIMEOUT = 3.0  # seconds for a connection, and for an answer
-_TOKEN_LENGTH = 32  # characters
 _ASK_TIME, _SEND_DATA = b"T", b"D"
 _SENT_BYTES = 4 << 20  # bytes: a third of a second at 100 Mbit/s
 _CHUNK = 1 << 18
@@ -273,41 +162,19 @@ _FAST_LINK = 100e6  # bytes per second
 _QUESTIONS = 5  # the one with the quickest answer counts
 
 
-class LinkServer:
-    """Server of this host for the other hosts, which have to send its ``token`` first; port 0 takes a free one.
-
-    OSError: the address is not this machine's, or the port is taken.
-    """
-
-    def __init__(self, address: str, port: int, clock: Callable[[], float]) -> None:
-        self._listener = listen(address, port)
-        self.port, self.token = int(self._listener.getsockname()[1]), secrets.token_hex(_TOKEN_LENGTH // 2)
-        self._clock = clock
-        threading.Thread(target=self._accept, name="link-server", daemon=True).start()
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):  # closed
-            while True:
-                connection, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(connection,), name="link", daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        with suppress(OSError, EOFError), connection:
-            connection.settimeout(2 * _LINK_TIMEOUT)
-            if not hmac.compare_digest(_receive(connection, _TOKEN_LENGTH), self.token.encode()):
-                return
-            connection.sendall(b"+")
-            while order := connection.recv(1):
-                if order == _SEND_DATA:
-                    _receive(connection, _SENT_BYTES)
-                    connection.sendall(b"+")
-                else:
-                    connection.sendall(struct.pack("!d", self._clock()))
+def serve_link(connection: socket.socket, token: str, clock: Callable[[], float]) -> None:
+    """Answer another host on its connection, which it has to open with the token."""
+    with suppress(OSError, EOFError), connection:
+        connection.settimeout(2 * _LINK_TIMEOUT)
+        if not hmac.compare_digest(_receive(connection, len(token)), token.encode()):
+            return
+        connection.sendall(b"+")
+        while order := connection.recv(1):
+            if order == _SEND_DATA:
+                _receive(connection, _SENT_BYTES)
+                connection.sendall(b"+")
+            else:
+                connection.sendall(struct.pack("!d", clock()))
 
 
 def connect(peer: Peer) -> socket.socket:

@@ -1,135 +1,104 @@
-"""Rank processes of this host: started early, questioned by lines of JSON, and ended when their time is over.
+"""Rank processes of this host: started early, given orders in files, and ended when their time is over.
 
-RankProcesses(command, count) --ask: orders, a line of JSON each--> ``rank_program``, which imports torch
-                              <--answers of each process until it says that it is done, or dies--
+rank_processes(count, command) --launch_ranks--> ``rank_program``, which imports torch
+RankProcesses --ask--> orders-LOCAL: a line of JSON each
+              <--answers-LOCAL: lines of each process until it says that it is done, or it ends--
 """
 
 import json
-import os
-import selectors
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import IO, Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
-from hlat.runtime.process import LAUNCHER_ENV
+from hlat.launch.local_processes import RankPlaces, SpawnedRanks, launch_ranks
+from hlat.resilience import HEARTBEAT_FOLDER, heartbeat_root
 
-Answer = dict[str, Any]
+Facts = dict[str, Any]
 
-# of a launcher around this command: these processes are no ranks of its run
-_OTHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-_PREFIXES = ("TORCHELASTIC_", "HLAT_LAUNCHER", "HLAT_BEATS")
+RANK_COMMAND = (sys.executable, "-P", "-m", "hlat.launch.preflight.rank_program")
+"""Words that start a rank process; -P: the current folder must not hide installed packages."""
+
+SERVED_BY_RANKS = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+"""Variable of processes whose first one serves their store: doctor's own, which would need torch for it, does not."""
+
+_POLL = 0.02  # seconds
 _MESSAGE = 400  # characters of a dead process's last words
 
 
-def rank_command(local_rank: int) -> list[str]:
-    """Return the words that start a rank process with this Python; they are the same for all."""
-    # -P: the current folder must not hide installed packages.
-    return [sys.executable, "-P", "-m", "hlat.launch.preflight.rank_program"]
-
-
-@dataclass
-class _RankProcess:
-    process: "subprocess.Popen[bytes]"
-    errors: IO[bytes]
-    buffer: bytes = b""
-    answers: list[Answer] = field(default_factory=list)
-    is_done: bool = False
-    has_ended: bool = False
+@contextmanager
+def rank_processes(count: int, command: Sequence[str] = RANK_COMMAND) -> Iterator["RankProcesses"]:
+    """Start rank processes; those still running at the end of the block are killed."""
+    # It is unknown yet where and as which rank they join the others: an order says that.
+    places = RankPlaces(0, count, count, 0, "0.0.0.0", 0)
+    with tempfile.TemporaryDirectory(prefix="hlat-", dir=heartbeat_root()) as name:
+        folder = Path(name) / "exchange"
+        folder.mkdir()
+        environment = {HEARTBEAT_FOLDER: str(folder)}
+        with launch_ranks(command, places, environment, Path(name), show=lambda line: None) as workers:
+            yield RankProcesses(workers, folder)
 
 
 class RankProcesses:
-    """Rank processes of this host; ``command`` returns the words that start one, by its index on this host."""
+    """Rank processes of this host, by their index on it."""
 
-    def __init__(self, count: int, command: Callable[[int], Sequence[str]] = rank_command) -> None:
-        self.count = count
-        threads = max(1, len(os.sched_getaffinity(0)) // count if hasattr(os, "sched_getaffinity") else 1)
-        environment = {
-            name: value for name, value in os.environ.items() if name not in _OTHERS and not name.startswith(_PREFIXES)
-        }
-        environment[LAUNCHER_ENV] = str(os.getpid())
-        environment.setdefault("OMP_NUM_THREADS", str(threads))
-        self._ranks = [_start(command(index), environment) for index in range(count)]
+    def __init__(self, workers: SpawnedRanks, folder: Path) -> None:
+        self._workers, self.folder = workers, folder
+        self.count = len(workers.pids)
 
-    def ask(self, orders: Sequence[Mapping[str, Any]], seconds: float) -> list[list[Answer]]:
-        """Give each process its order, and collect what they answer until all have done it, died, or time is over.
+    def ask(self, orders: Sequence[Mapping[str, Any]], seconds: float) -> list[Facts]:
+        """Give each process its order, and wait until all have done it or ended, or time is over; return their facts.
 
-        ``orders`` are those of the first processes; the others get none. Of a process that finished, the last answer is
-        ``{"done": true}``.
+        ``orders`` are those of the first processes; the others get none. Facts are those of each module, the plan, how
+        far the process came, and what was wrong: empty texts if nothing was.
         """
-        asked = self._ranks[: len(orders)]
-        for rank, order in zip(asked, orders, strict=True):
-            rank.answers, rank.is_done = [], False
-            with suppress(OSError):  # it has died
-                assert rank.process.stdin is not None, "it is a pipe"
-                rank.process.stdin.write(json.dumps(order).encode() + b"\n")
-                rank.process.stdin.flush()
+        before = [len(self._answers(index)) for index in range(len(orders))]
+        for index, order in enumerate(orders):
+            with (self.folder / f"orders-{index}").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(order) + "\n")
         deadline = time.monotonic() + seconds
-        with selectors.DefaultSelector() as selector:
-            for rank in asked:
-                if not rank.has_ended:
-                    assert rank.process.stdout is not None, "it is a pipe"
-                    selector.register(rank.process.stdout, selectors.EVENT_READ, rank)
-            while selector.get_map() and (left := deadline - time.monotonic()) > 0:
-                for key, _ in selector.select(left):
-                    _read(key.data)
-                    if key.data.is_done or key.data.has_ended:
-                        selector.unregister(key.fileobj)
-        return [rank.answers for rank in asked]
+        while True:
+            is_late = time.monotonic() > deadline
+            ends = [self._end_of(index) for index in range(len(orders))]
+            found = [self._answers(index)[begin:] for index, begin in enumerate(before)]
+            if is_late or all(end or _is_done(answers) for end, answers in zip(ends, found, strict=True)):
+                return [_facts(answers, end, seconds) for end, answers in zip(ends, found, strict=True)]
+            time.sleep(_POLL)
 
-    def end_of(self, index: int) -> str:
+    def _end_of(self, index: int) -> str:
         """Describe the end of a process that has died; empty if it lives."""
-        rank = self._ranks[index]
-        if not rank.has_ended:
+        code = self._workers.poll(index)
+        if code is None:
             return ""
-        with suppress(subprocess.TimeoutExpired):
-            rank.process.wait(5)
-        code = rank.process.returncode
-        how = (
-            f"was killed by {signal.Signals(-code).name}"
-            if code is not None and code < 0
-            else f"ended with exit code {code}"
-        )
-        rank.errors.seek(0)
-        lines = rank.errors.read().decode(errors="replace").strip().splitlines()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        errors = self._workers.output_files(index)[1]
+        lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return f"{how}: {lines[-1][:_MESSAGE]}" if lines else how
 
-    def close(self) -> None:
-        for rank in self._ranks:
-            rank.process.kill()
-            rank.process.wait()
-            for stream in (rank.process.stdin, rank.process.stdout, rank.errors):
-                with suppress(OSError):
-                    if stream is not None:
-                        stream.close()
+    def _answers(self, index: int) -> list[Facts]:
+        """All that a process has answered so far."""
+        file = self.folder / f"answers-{index}"
+        *lines, _ = file.read_bytes().split(b"\n") if file.exists() else [b""]  # the last line may grow
+        return [json.loads(line) for line in lines]
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str]) -> _RankProcess:
-    # A pipe that nobody reads would fill, and the process would wait.
-    errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        env=dict(environment),
-        start_new_session=True,
-    )
-    return _RankProcess(process, errors)
+def _is_done(answers: Sequence[Facts]) -> bool:
+    return bool(answers) and bool(answers[-1].get("done"))
 
 
-def _read(rank: _RankProcess) -> None:
-    """Read what a process has written, and keep complete lines as answers."""
-    assert rank.process.stdout is not None, "it is a pipe"
-    content = os.read(rank.process.stdout.fileno(), 1 << 16)
-    rank.has_ended = not content
-    *lines, rank.buffer = (rank.buffer + content).split(b"\n")
-    for line in lines:
-        answer = json.loads(line)
-        rank.answers.append(answer)
-        rank.is_done = rank.is_done or bool(answer.get("done"))
+def _facts(answers: Sequence[Facts], died: str, seconds: float) -> Facts:
+    modules = {each["module"]: each.get("facts", {"error": each.get("error")}) for each in answers if "module" in each}
+    last = next((each["begin"] for each in reversed(answers) if "begin" in each), "starting")
+    return {
+        "modules": modules,
+        "plan": next((each["plan"] for each in answers if "plan" in each), {}),
+        "died": died,
+        "trouble": "" if _is_done(answers) else died or f"its process did not finish within {seconds:g} s",
+        "broken": next((each["broken"] for each in answers if "broken" in each), ""),
+        "progress": len(answers),
+        "last": last.replace("_", " "),
+    }

@@ -5,14 +5,14 @@
 
 Where a process must join before it uses its device, checks of the stage rank that need a device follow then.
 
-Orders come as lines of JSON on standard input, answers go to standard output. Anything else that is printed goes to
-standard error, which the parent shows if the process dies. At the end of its input the process ends.
+Orders come as lines of JSON in a file, and answers go into another one. What is printed goes into the log that the
+parent shows the end of if the process dies. The process ends with its parent, which kills it when it is not needed.
 """
 
 import json
 import os
-import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import torch
 from hlat.config import Recipe
 from hlat.launch.preflight.rank_measurements import MEASUREMENTS, RankPlace, RankTools
 from hlat.launch.worker_process import stop_with_launcher
+from hlat.resilience import HEARTBEAT_FOLDER
 from hlat.runtime.backend.device import configure_numerics, find_device_type, select_device
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.join import joined_run
@@ -30,23 +31,38 @@ from hlat.runtime.process import RankInfo
 
 Answer = Callable[[dict[str, Any]], None]
 
+_POLL = 0.02  # seconds
 _WITHOUT_DEVICE = ("software",)  # modules of the stage rank that use no device
 
 
 def main(tools: RankTools | None = None) -> None:
-    """Follow the orders on standard input; None measures with torch's functions."""
+    """Follow orders until the parent ends this process; None measures with torch's functions."""
     stop_with_launcher()
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
-        os.dup2(2, 1)  # whatever libraries print must not get between the answers
+    folder, index = Path(os.environ[HEARTBEAT_FOLDER]), os.environ["LOCAL_RANK"]
+    with (folder / f"answers-{index}").open("a", encoding="utf-8") as answers:
 
         def answer(content: dict[str, Any]) -> None:
-            print(json.dumps(content), file=answers, flush=True)
+            answers.write(json.dumps(content) + "\n")
+            answers.flush()
 
-        for line in sys.stdin:
-            order = json.loads(line)
+        for order in _orders(folder / f"orders-{index}"):
             ORDERS[order["order"]](order, tools or RankTools(), answer)
             answer({"done": True})
-    os._exit(0)  # threads of a broken group would never end
+
+
+def _orders(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the orders in a file that grows, without end."""
+    while not file.exists():
+        time.sleep(_POLL)
+    with file.open(encoding="utf-8") as lines:
+        line = ""
+        while True:
+            line += lines.readline()
+            if line.endswith("\n"):
+                yield json.loads(line)
+                line = ""
+            else:
+                time.sleep(_POLL)
 
 
 def alone(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
@@ -74,10 +90,9 @@ def alone(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
 def together(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
     """Join the other processes, and measure with them."""
     os.environ.update(order["environment"])
-    folder = None if order["folder"] is None else Path(order["folder"])
     answer({"begin": "joining"})
     try:
-        with joined_run(order["device"], folder=folder) as runtime:
+        with joined_run(order["device"], folder=Path(order["folder"])) as runtime:
             place = RankPlace(runtime.device, runtime.rank, tools, runtime.ranks, order["groups"])
             is_new = _joins_first(runtime.device.type, order["world"])
             of_device = [each for each in order["rank_modules"] if is_new and each not in _WITHOUT_DEVICE]

@@ -10,7 +10,6 @@ import fcntl
 import os
 import resource
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from hlat.config import Recipe, RecipeError, load_recipe
 from hlat.hardware import Cluster, load_catalog, parse_cluster
+from hlat.runtime import slurm
 from hlat.runtime.backend.faults import device_reports
 from hlat.runtime.distributed.network import address_of, resolve_addresses
 from hlat.runtime.errors import HardwareError, LaunchError
@@ -85,8 +85,6 @@ def _address_space_limit() -> Iterator[int]:
 
 _LOOPBACK = "127.0.0.1"
 _INTERFACE_ENV = "GLOO_SOCKET_IFNAME"
-_SLURM_STEP_LIMIT = 0xFFFFFFF0  # higher step numbers: batch script, interactive shell, ...
-_SLURM_SECONDS = 10.0  # to wait for scontrol
 
 
 @dataclass(frozen=True)
@@ -215,37 +213,30 @@ def make_request(
 
 def _find_node(options: PreflightOptions, environment: Mapping[str, str], problems: list[str]) -> tuple[int, int]:
     in_job = bool(environment.get("SLURM_JOB_ID"))
-    step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", ""))
     # Only in a step of srun does every node run this command; a job's variables are in its script too.
-    in_step = in_job and step.isdecimal() and int(step) < _SLURM_STEP_LIMIT
-    machines = _first_number(environment, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+    in_step = in_job and slurm.in_step(environment)
+    machines = slurm.first_number(environment, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
     if in_job and not in_step and options.nodes is None and (machines or 1) > 1:
         problems.append(
             f"this is the script or the shell of a Slurm job of {machines} machines: `srun --ntasks-per-node=1 hlat "
             "doctor ...` examines all of them, --nodes 1 this one alone."
         )
     nodes = options.nodes if options.nodes is not None else (machines if in_step else None)
-    nodes = nodes if nodes is not None else _first_number(environment, "GROUP_WORLD_SIZE") or 1
+    nodes = nodes if nodes is not None else slurm.first_number(environment, "GROUP_WORLD_SIZE") or 1
     if nodes < 1:
         problems.append(f"--nodes {nodes}: expected 1 or more.")
         return 1, 0
-    slurm = ("SLURM_NODEID",) if in_step else ()
+    own = ("SLURM_NODEID",) if in_step else ()
     node = (
         options.node
         if options.node is not None
-        else _first_number(environment, *slurm, "JOB_COMPLETION_INDEX", "GROUP_RANK")
+        else slurm.first_number(environment, *own, "JOB_COMPLETION_INDEX", "GROUP_RANK")
     )
     if node is None and nodes > 1:
         problems.append(f"--node is missing: the index of this host, 0 to {nodes - 1}.")
     elif node is not None and not 0 <= node < nodes:
         problems.append(f"--node {node}: with --nodes {nodes} it is between 0 and {nodes - 1}.")
     return nodes, node or 0
-
-
-def _first_number(environment: Mapping[str, str], *names: str) -> int | None:
-    """First of these variables that is a number."""
-    found = (environment.get(name, "") for name in names)
-    return next((int(text) for text in found if text.isdecimal()), None)
 
 
 def _find_cluster(options: PreflightOptions, nodes: int, problems: list[str]) -> Cluster | None:
@@ -277,17 +268,7 @@ def _slurm_names(nodes: int, environment: Mapping[str, str]) -> tuple[str, ...]:
     listed = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
     if nodes == 1 or not listed or not environment.get("SLURM_JOB_ID"):
         return ()
-    try:
-        done = subprocess.run(
-            ["scontrol", "show", "hostnames", listed],
-            capture_output=True,
-            text=True,
-            timeout=_SLURM_SECONDS,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return tuple(done.stdout.split())
+    return tuple(slurm.run_command(["scontrol", "show", "hostnames", listed]).split())
 
 
 @dataclass(frozen=True)
@@ -309,7 +290,7 @@ class Peer:
     name: str  # name in the report
     hostname: str  # name that the machine itself has
     address: str  # address on which it listens
-    addresses: tuple[str, ...]  # all addresses of its interfaces
+    addresses: Sequence[str]  # all addresses of its interfaces
     port: int  # port of its link server; 0 if it could not listen
     token: str  # word that its link server expects
 

@@ -15,7 +15,14 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from hlat.launch.local_processes import ProcessSet, end_leftovers, kill_ranks, send_signal
+from hlat.launch.local_processes import (
+    ProcessSet,
+    end_leftovers,
+    hlat_command,
+    kill_ranks,
+    launch_multiprocess,
+    send_signal,
+)
 from hlat.launch.supervision.incidents import RunOutcome, find_root_cause
 from hlat.launch.supervision.running_ranks import RunningRanks, SignalForwarder, wait_for_processes
 from hlat.launch.supervision.supervisor import Supervision, Supervisor, heard_and_observed
@@ -173,8 +180,6 @@ def run_processes(
     ``folder`` is that of their results, which may have logs. ``show`` receives the lines that they print; None prints
     them on the streams of this process.
     """
-    from hlat.launch.multiprocess_launcher import hlat_command, launch_multiprocess  # noqa: PLC0415  (imports torch)
-
     with (
         SignalForwarder() as stops,
         tempfile.TemporaryDirectory(prefix="hlat-launch-") as reports,

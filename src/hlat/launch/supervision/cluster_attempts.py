@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from hlat.launch.hosts.agent import HostRun
 from hlat.launch.hosts.network import can_connect
 from hlat.launch.hosts.records import AttemptOrder, HostMember, HostStatus, HostTable
-from hlat.launch.hosts.remote_ranks import Bulletin, HostLimits, RemoteRanks
+from hlat.launch.supervision.agent import HostRun
 from hlat.launch.supervision.incidents import RunEvents
+from hlat.launch.supervision.remote_ranks import Bulletin, HostLimits, RemoteRanks
 from hlat.launch.supervision.running_ranks import RunningRanks
 from hlat.resilience import Failure
 from hlat.runtime.errors import MissingHostsError

@@ -18,17 +18,18 @@ from functools import partial
 from pathlib import Path
 
 from hlat.config import Recipe
-from hlat.launch.hosts.agent import HostAgent, HostPlace, HostRun, NewLeader
-from hlat.launch.hosts.cluster_attempts import ClusterAttempts
 from hlat.launch.hosts.records import AttemptOrder, HostStatus, NotLeaderError, Orders, read_orders
-from hlat.launch.hosts.remote_ranks import Bulletin
-from hlat.launch.local_processes import ProcessSet, RankPlaces
+from hlat.launch.local_processes import ProcessSet, RankPlaces, hlat_command, launch_ranks, open_store
 from hlat.launch.preflight.examination import check_before_restart
+from hlat.launch.supervision.agent import HostAgent, HostPlace, HostRun, NewLeader
+from hlat.launch.supervision.cluster_attempts import ClusterAttempts
+from hlat.launch.supervision.remote_ranks import Bulletin
 from hlat.launch.supervision.supervisor import Supervisor, Voice, heard_and_observed
 from hlat.launch.training_job import TrainingJob, accepted_run, fits, parse_range
 from hlat.runtime.distributed.network import address_of, is_loopback, resolve_addresses
 from hlat.runtime.errors import HlatError, LaunchError, StorageError
 from hlat.runtime.process import host_name
+from hlat.runtime.slurm import first_number
 
 ADDRESSES_ENV = "HLAT_ADDRESSES"
 """Environment variable with the addresses of hosts whose names may not resolve: NAME=ADDRESS, separated by spaces."""
@@ -67,11 +68,11 @@ class HostOptions:
     def _number(self, environment: Mapping[str, str], problems: list[str]) -> int | None:
         if self.node is not None:
             return self.node
-        found = next((environment[name] for name in _NODE_VARIABLES if environment.get(name, "").isdecimal()), None)
+        found = first_number(environment, *_NODE_VARIABLES)
         if found is None:
             names = ", ".join(_NODE_VARIABLES)
             problems.append(f"--node is missing: give each host its number, from 0 (none of {names} is set here).")
-        return None if found is None else int(found)
+        return found
 
     def _find_address(self, environment: Mapping[str, str], most: int, problems: list[str]) -> str:
         interface = environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
@@ -101,25 +102,17 @@ def supervise_on_hosts(job: TrainingJob, nproc: int, hosts: HostOptions, voice: 
     least, most, place = hosts.resolve(nproc)
 
     def launch(places: RankPlaces, environment: Mapping[str, str], folder: Path) -> AbstractContextManager[ProcessSet]:
-        from hlat.launch.multiprocess_launcher import hlat_command, launch_ranks  # noqa: PLC0415  (imports torch)
-
         return launch_ranks(hlat_command(job.arguments()), places, environment, folder, voice.show)
 
     with accepted_run(job, nproc, most * nproc, voice, all_notes=True) as (recipe, run):
         examine = partial(_examine_host, recipe, nproc)
-        return supervise_host(HostRun(place, least, most, launch, _serve_store, partial(fits, job), examine, run))
+        return supervise_host(HostRun(place, least, most, launch, open_store, partial(fits, job), examine, run))
 
 
 def _examine_host(recipe: Recipe, nproc: int) -> list[str]:
     """Examine this host as ``hlat doctor`` does, without other hosts; return what forbids a restart on it."""
     findings = check_before_restart(recipe, nproc, recipe.run_dir)
     return [str(finding) for finding in findings if not finding.is_warning]
-
-
-def _serve_store(address: str) -> AbstractContextManager[int]:
-    from hlat.launch.multiprocess_launcher import open_store  # noqa: PLC0415  (imports torch)
-
-    return open_store(address)
 
 
 _ALIVE_SECONDS = 10.0  # seconds of silence up to which the signals of a host count

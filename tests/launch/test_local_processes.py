@@ -8,8 +8,9 @@ import signal
 
 import pytest
 
+from hlat.launch.local_processes import RankPlaces, launch_ranks
 from hlat.runtime.process import REQUEUE_CODE
-from tests.support.launch.launching import launch, wait_for, wait_until_gone
+from tests.support.launch.launching import launch, wait_for, wait_until, wait_until_gone
 
 
 @pytest.fixture
@@ -104,3 +105,15 @@ def test_a_killed_launcher_leaves_no_process_behind(stepping, tmp_path):
     # Each rank polls its launcher: one may learn from the other, and end, before it polls.
     signals_by_rank = [received(tmp_path, rank) for rank in range(2) if (tmp_path / f"received-{rank}").exists()]
     assert signals_by_rank and all(signals == [signal.SIGTERM] for signals in signals_by_rank)
+
+
+def test_ranks_have_their_variables_and_none_outlives_its_launcher(tmp_path):
+    shown: list[str] = []
+    command = ["sh", "-c", "echo $RANK of $WORLD_SIZE $A; exec sleep 100"]
+    places = RankPlaces(first=2, nproc=2, world=4, node=1, address="10.0.0.1", port=7)
+    with launch_ranks(command, places, {"A": "b"}, tmp_path, shown.append) as ranks:
+        wait_until(lambda: len(shown) == 2)
+        assert [ranks.poll(rank) for rank in (2, 3)] == [None, None]
+        assert {os.getsid(pid) for pid in ranks.pids.values()} == set(ranks.pids.values())
+    assert sorted(shown) == ["2 of 4 b", "3 of 4 b"]
+    assert [ranks.poll(rank) for rank in (2, 3)] == [-signal.SIGKILL, -signal.SIGKILL]
