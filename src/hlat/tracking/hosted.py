@@ -38,6 +38,7 @@ from typing import Any, Protocol
 
 from hlat.config import TrackingConfig
 from hlat.runtime.errors import LaunchError
+from hlat.runtime.storage.local_files import write_atomic
 from hlat.tracking.records import Metrics, TrackerNote
 from hlat.tracking.tensorboard import scalars
 
@@ -351,10 +352,9 @@ class _Service:
         return True
 
     def _save(self) -> None:
-        new = self._file.with_suffix(".tmp")
-        new.write_text(json.dumps(self._state), encoding="utf-8")
-        # Atomic: a killed process must not leave a file without the run's id.
-        new.replace(self._file)
+        # Atomic: a killed process must not leave a file without the run's id. After a power failure the service itself
+        # may have lost more, so no record waits for the disk.
+        write_atomic(self._file, json.dumps(self._state).encode(), sync=False)
 
     def _call(self, name: str, action: Callable[[], None]) -> bool:
         try:

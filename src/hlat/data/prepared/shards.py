@@ -27,8 +27,9 @@ import numpy.typing as npt
 
 from hlat.data.documents import SPLITS, Split
 from hlat.data.prepared.manifest import DataManifest, read_data_manifest, shard_file
-from hlat.data.stores.local_files import AtomicFileWriter, ContentRecord, sync_folder
+from hlat.data.stores.local_files import AtomicFileWriter, ContentRecord
 from hlat.runtime.errors import DataError
+from hlat.runtime.storage.local_files import sync_to_disk
 
 CHECKSUM_SUFFIX = ".sha256"  # suffix of the file with the checksum of a shard, while data is being prepared
 _COPY_TOKENS = 1 << 22  # tokens copied at once
@@ -137,7 +138,7 @@ class ShardWriter:
 
     def _finish(self) -> None:
         self._open().close(checksum_suffix=CHECKSUM_SUFFIX)
-        sync_folder(self._folder)  # before the token files that the shard contains are removed
+        sync_to_disk(self._folder)  # before the token files that the shard contains are removed
         self._file = None
         self._full_shards += 1
 
