@@ -16,7 +16,7 @@ from hlat.checkpoint.async_saver import BufferMessage, SaverSettings, SlowStorag
 from hlat.checkpoint.format.filesystem import Disk
 from hlat.checkpoint.protocol.reader import open_checkpoint
 from hlat.checkpoint.protocol.store import FailedAttempt, SaveResult, save_with_retries
-from hlat.runtime.distributed.helper_process import HelperProcess, start_helper
+from hlat.runtime.helper_process import HelperProcess, start_helper
 from hlat.runtime.process import RankInfo
 from tests.support.checkpoint.saving_ranks import (
     BlockedDisk,

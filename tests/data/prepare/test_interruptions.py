@@ -6,7 +6,6 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 import psutil
 import pytest
@@ -14,9 +13,9 @@ import pytest
 from hlat.data.prepare import worker as pool
 from hlat.data.prepare.preparation import prepare
 from hlat.data.prepare.work_units import WorkUnit
-from hlat.data.prepare.worker import write_unit
 from hlat.data.prepared.prepared_folder import open_prepared
 from hlat.runtime.errors import DataError
+from hlat.runtime.helper_process import HelperProcess
 from tests.support.data.corpora import documents, tree, write_jsonl
 from tests.support.data.preparing import LARGE, Watched, data_config, finished_units, start, wait, watch_units, workers
 
@@ -170,17 +169,19 @@ def test_a_stopped_process_is_told_with_its_file_and_waited_for(
     """It is stopped when its unit is sent, and goes on when it has been told."""
     told: list[str] = []
 
-    def stop_and_write(stream: IO[bytes], unit: WorkUnit) -> None:
-        if not told:
+    send = HelperProcess.send
+
+    def stop_and_send(process: HelperProcess, unit: object) -> None:
+        if isinstance(unit, WorkUnit) and not told:
             workers()[0].suspend()
-        write_unit(stream, unit)
+        send(process, unit)
 
     def hear(message: str, where: str, pid: int, *rest: object) -> None:
         told.append(message % (where, pid, *rest))
         psutil.Process(pid).resume()
 
     monkeypatch.setattr(pool, "_PATIENCE", 0.2)
-    monkeypatch.setattr(pool, "write_unit", stop_and_write)
+    monkeypatch.setattr(HelperProcess, "send", stop_and_send)
     monkeypatch.setattr(pool._LOG, "warning", hear)
     assert prepare(data_config(small), tmp_path / "out", workers=1).train_tokens
     assert any(f"{small / 'a.jsonl'}, from row 0: tokenizing process" in line for line in told)
