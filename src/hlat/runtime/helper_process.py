@@ -427,10 +427,8 @@ def _run(channel: Channel, work: Work) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException as error:
-        try:
+        with contextlib.suppress(PeerEnded):
             channel.send(_Failure.of(error))
-        except PeerEnded:
-            traceback.print_exc()
         return 1
     return 0
 

@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -143,23 +142,6 @@ def test_finished_units_of_another_preparation_are_never_deleted(
     assert finished_units(out) == done
     key.write_bytes(content)
     prepare(data_config(large, **LARGE), out, workers=2)
-    assert tree(out) == reference
-
-
-def test_a_killed_worker_is_reported(large: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
-    out, config = tmp_path / "out", data_config(large, **LARGE)
-
-    def kill(stage: str, done: int, total: int) -> None:
-        if stage == "tokenize" and 0 < done < total:
-            for child in workers():
-                with suppress(
-                    psutil.NoSuchProcess
-                ):  # the callback may see a child again that is dead and not yet reaped
-                    child.kill()
-
-    with pytest.raises(DataError, match="killed by signal 9, perhaps because memory ran out"):
-        prepare(config, out, workers=2, progress=kill)
-    prepare(config, out, workers=2)
     assert tree(out) == reference
 
 

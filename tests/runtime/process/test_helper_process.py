@@ -10,6 +10,7 @@ import pytest
 
 from hlat.runtime import helper_process as helper_module
 from hlat.runtime.backend import table
+from hlat.runtime.errors import DataError, HlatError, StorageError
 from hlat.runtime.helper_process import Channel, PeerEnded, start_helper
 
 
@@ -136,16 +137,31 @@ def test_the_files_of_all_known_drivers_are_device_files():
     assert not any(table.is_device_file(path) for path in ("/dev/null", "/dev/shm/nvidia", "/home/dev/nvidia0"))
 
 
+class AwayError(StorageError):
+    """An error of another module."""
+
+
 def fail(channel: Channel) -> None:
-    """Helper: raise an error."""
-    raise KeyError("a bug")
+    """Helper: raise the error that it receives."""
+    raise channel.receive()[0]
 
 
-def test_an_error_of_the_work_is_raised_by_its_parent(start):
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (AwayError("the store is away"), StorageError, "the store is away"),
+        (DataError("a row"), DataError, "a row"),
+        (KeyError("a bug"), RuntimeError, r"a helper process failed:\nTraceback (.*\n)*KeyError: 'a bug'"),
+    ],
+    ids=["of a module", "data", "bug"],
+)
+def test_an_error_of_the_work_is_raised_by_its_parent(start, error, kind, text):
+    """An error of a user arrives with its sentence and its class here, any other one as a traceback."""
     process = start(fail)
-    with pytest.raises(RuntimeError, match=r"(?s)a helper process failed:\nTraceback .*KeyError: 'a bug'"):
+    process.send(error)
+    with pytest.raises(RuntimeError if kind is RuntimeError else HlatError, match=f"^{text}") as raised:
         process.receive()
-    assert process.wait() == 1
+    assert type(raised.value) is kind and process.wait() == 1
 
 
 def test_a_forked_helper_does_not_run_the_parents_cleanup(tmp_path: Path):
