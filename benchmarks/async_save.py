@@ -202,7 +202,7 @@ def work(arguments):
     """Run one rank."""
     from hlat.checkpoint.async_saver import run_saver
     from hlat.checkpoint.format.filesystem import Disk
-    from hlat.runtime.distributed.helper_process import start_helper
+    from hlat.runtime.helper_process import start_helper
     from hlat.runtime.distributed.join import joined_run
     from hlat.runtime.process import rank_info
 

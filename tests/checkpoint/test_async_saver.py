@@ -4,7 +4,6 @@ import errno
 import os
 import resource
 import signal
-import socket
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -12,12 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hlat.checkpoint.async_saver import BufferMessage, SaverSettings, SlowStorage, run_saver
+from hlat.checkpoint.async_saver import SlowStorage
 from hlat.checkpoint.format.filesystem import Disk
 from hlat.checkpoint.protocol.reader import open_checkpoint
 from hlat.checkpoint.protocol.store import FailedAttempt, SaveResult, save_with_retries
-from hlat.runtime.distributed.helper_process import HelperProcess, start_helper
-from hlat.runtime.process import RankInfo
+from hlat.runtime.helper_process import HelperProcess
 from tests.support.checkpoint.saving_ranks import (
     BlockedDisk,
     BlockedTiers,
@@ -370,16 +368,3 @@ def expect_no_savers(rank: Rank) -> None:
 def test_lack_of_memory_for_the_buffer_is_reported_on_all_ranks(tmp_path: Path, world: int, script: Script) -> None:
     with run_ranks(world, script, tmp_path) as (members, _):
         assert_succeeded(members)
-
-
-def test_savers_that_have_not_joined_exit_when_training_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing can have been requested before they join, so they must not keep the run locked."""
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))  # accepts no connection
-        for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": silent.getsockname()[1]}.items():
-            monkeypatch.setenv(name, str(value))
-        saver = start_helper(partial(run_saver, rank_info=RankInfo(rank=1, world=2), make_disk=Disk))
-        saver.channel.send(SaverSettings("a-meeting", tmp_path, 1, None, 0))
-        saver.channel.send(BufferMessage())  # not read before the saver has joined the other one
-        saver.close()
-        assert saver.wait() == 1, "it exits because nothing is to be written, not at the rendezvous timeout"

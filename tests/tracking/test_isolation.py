@@ -94,7 +94,7 @@ def test_the_queue_is_bounded_and_a_run_that_failed_waits_for_nothing(
     tracker = opened(tmp_path, seconds=0.5, most=3)
     for step in range(1, 40):
         tracker.log(line(step, seconds={str(number): 0.5 for number in range(4000)}))  # 100 KB: the socket is full soon
-    assert len(tracker._queue) == 3
+    assert tracker._process.channel.post() == 3
     (note,) = tracker.notes()
     assert "it does not keep up: 3 lines of metrics are waiting" in note.text
     tracker.close(failed=True)

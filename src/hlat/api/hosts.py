@@ -69,7 +69,7 @@ def doctor(
 
 
 def _write_names(file: Path, names: Sequence[str]) -> None:
-    from hlat.data import write_atomic
+    from hlat.runtime.storage.local_files import write_atomic
 
     try:
         write_atomic(file, "".join(f"{name}\n" for name in names).encode())

@@ -35,11 +35,11 @@ from hlat.checkpoint.protocol.commit import CheckpointContent
 from hlat.checkpoint.protocol.store import CheckpointStore, FailedAttempt, SaveResult, save_with_retries
 from hlat.checkpoint.staging_buffer import Slot, StagingBuffer, attach_buffer, buffer_bytes, chunks_in
 from hlat.checkpoint.tiers import SnapshotResult, TierEvent, Tiers, TierSettings
-from hlat.runtime.distributed.helper_process import Channel, HelperProcess
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.distributed.join import Runtime, join_helpers
 from hlat.runtime.distributed.rendezvous import Rendezvous
 from hlat.runtime.errors import HlatError
+from hlat.runtime.helper_process import Channel, HelperProcess, PeerEnded
 from hlat.runtime.process import RankInfo, is_stopped
 from hlat.runtime.progress import ProgressRecord, advance, blocking_call
 from hlat.runtime.storage.run_folder import RunFolder
@@ -109,7 +109,7 @@ def run_saver(channel: Channel, rank_info: RankInfo, make_disk: Callable[[], Dis
     """Write what training requests until it closes the channel; the entry of the saver process."""
     torch.set_num_threads(1)  # the CPU cores are for training
     # Training has closed the channel: nobody is left to report to.
-    with suppress(EOFError):
+    with suppress(PeerEnded):
         try:
             _Saver(channel, rank_info, make_disk).run()
         except (HlatError, RuntimeError) as error:  # another saver is lost, which its rank reports
@@ -126,8 +126,8 @@ class _Saver:
 
     def run(self) -> None:
         # Before joining: the saver must not outlive training while it waits for the other savers.
-        self._channel.on_peer_exit(lambda: os._exit(1), self._linger_seconds)
-        settings, run_descriptors = self._next()  # keeping them open holds the run's lock
+        self._channel.on_parent_exit(lambda: os._exit(1), self._linger_seconds)
+        settings, run_descriptors = self._channel.receive()  # keeping them open holds the run's lock
         with blocking_call():  # other savers may start later
             ranks = join_helpers("savers", settings.rendezvous, self._rank_info)
         self._finishes = self._joined = True
@@ -140,7 +140,7 @@ class _Saver:
         tiers = None if settings.tiers is None else settings.tiers.open(store, self._rank_info.node, ranks, disk)
         memory: mmap | None = None
         while True:
-            request, descriptors = self._next()
+            request, descriptors = self._channel.receive()
             if isinstance(request, BufferMessage):
                 memory = attach_buffer(*descriptors)
                 continue
@@ -171,23 +171,18 @@ class _Saver:
         self._report(UploadsDone())
         self._finishes = True
 
-    def _next(self) -> tuple[Any, list[int]]:
-        received = self._channel.receive()
-        assert received is not None, "without a timeout, receive returns a message or raises EOFError"
-        return received
-
     def _report(self, message: FailedAttempt | TierEvent | UploadsDone) -> None:
-        with suppress(EOFError):  # training has ended; what it requested is written nevertheless
+        with suppress(PeerEnded):  # training has ended; what it requested is written nevertheless
             self._channel.send(message)
 
     def _pause(self, ranks: HostGroup, seconds: float) -> bool:
         """Wait before the next attempt; return False on all ranks if the training process of any rank has ended."""
         try:
             with blocking_call():
-                waited = self._channel.receive(seconds)
+                waited = self._channel.receive_within(seconds)
             assert waited is None, "training makes no request before the last one is answered"
             gone = False
-        except EOFError:
+        except PeerEnded:
             gone = True
         # All savers stop together: a save is collective.
         return not any(ranks.all_gather(gone))
@@ -255,7 +250,7 @@ class AsyncSaver:
         folder = store.folder
         if folder is not None:
             settings = replace(settings, run_dir=folder.path, run_id=folder.run_id)
-        self._send(settings, [] if folder is None else [folder.descriptor])
+        self._process.send(settings, [] if folder is None else [folder.descriptor])
 
     def prepare(self, chunks: Sequence[TensorChunk]) -> None:
         """Allocate the staging buffer for chunks of these sizes, in the background."""
@@ -265,7 +260,7 @@ class AsyncSaver:
         except OSError as error:
             self._drop_saver(_no_memory_message(size, error))
         else:
-            self._send(BufferMessage(), [self._buffer.descriptor])
+            self._process.send(BufferMessage(), [self._buffer.descriptor])
 
     def submit(self, content: CheckpointContent, snapshot: bool = False) -> None:
         """Copy a state to the staging buffer and have it written; returns after the copy. Collective."""
@@ -275,7 +270,7 @@ class AsyncSaver:
         self._pending = replace(content, chunks=self._buffer.chunks(slots))
         # After the copy: its seconds are not silence of the saver.
         self._requested_at = time.monotonic()
-        self._send(SaveRequest(content.step, slots, content.meta, content.files, snapshot))
+        self._process.send(SaveRequest(content.step, slots, content.meta, content.files, snapshot))
 
     def reports(self, wait: bool) -> Iterator[SaverReport]:
         """Yield the saver's new reports; ``wait``: until all ranks have the result (collective; read to the end)."""
@@ -322,13 +317,12 @@ class AsyncSaver:
         """Yield reports from the saver until none arrives for ``seconds()``; None blocks."""
         while not self._lost:
             try:
-                received = self._process.channel.receive(seconds())
-            except EOFError:
-                self._drop_saver(f"ended with exit code {self._process.wait()}")
+                message = self._process.receive(seconds())
+            except PeerEnded as end:
+                self._drop_saver(f"ended with exit code {end.code}")
                 return
-            if received is None:
+            if message is None:
                 return
-            message: SaverReport | SaverFailed | SaverJoined | UploadsDone = received[0]
             if isinstance(message, SaverFailed):
                 self._drop_saver(message.reason)
                 return
@@ -372,10 +366,6 @@ class AsyncSaver:
     def _chunks_to_write(self, chunks: Sequence[TensorChunk]) -> list[TensorChunk]:
         # Every rank has the replicated chunks; rank 0 writes them.
         return [chunk for chunk in chunks if self._runtime.ranks.is_first or not chunk.replicated]
-
-    def _send(self, message: object, descriptors: Sequence[int] = ()) -> None:
-        with suppress(EOFError):  # its last messages are read by ``reports``
-            self._process.channel.send(message, descriptors)
 
     def _drop_saver(self, reason: str) -> None:
         self._lost = self._lost or reason

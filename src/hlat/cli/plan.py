@@ -284,11 +284,9 @@ def _say_all(found: "Rehearsal", asked_mode: str, width: int) -> None:
 
 def _write_trace(path: Path, content: str) -> None:
     from hlat.runtime.errors import StorageError
+    from hlat.runtime.storage.local_files import write_atomic
 
-    # Completely or not at all: half a trace is no JSON.
-    part = path.with_name(f"{path.name}.part")
     try:
-        part.write_text(content, encoding="utf-8")
-        part.replace(path)
+        write_atomic(path, content.encode())
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error}") from error

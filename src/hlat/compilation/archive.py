@@ -30,6 +30,7 @@ from typing import IO, Any, NamedTuple
 from hlat.runtime.backend.code_folders import compile_cache_folders, open_compile_cache
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.errors import LaunchError, StorageError
+from hlat.runtime.storage.local_files import atomic_file
 from hlat.runtime.terminal import escape_name, plural
 
 FORMAT = 1
@@ -70,19 +71,11 @@ def pack(path: Path, device_type: str, versions: Mapping[str, str], world: int, 
 
     The file has its name only when it is complete. StorageError: the archive cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         packed = {name: _describe(file) for name, file in sorted(files.items())}
         manifest = Manifest(device_type, dict(versions), world, packed)
-        try:
-            with partial.open("wb") as file:
-                _write(file, manifest, {packed[name].sha256: source for name, source in files.items()})
-                file.flush()
-                # Before the rename, or a crash may leave a complete name with missing content.
-                os.fsync(file.fileno())
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with atomic_file(path) as file:
+            _write(file, manifest, {packed[name].sha256: source for name, source in files.items()})
     except OSError as error:
         raise StorageError(f"{path}: the archive cannot be written: {error.strerror or error}.") from error
     return manifest

@@ -6,11 +6,9 @@ The server itself is ``metrics_server``, which is imported in its own process on
 """
 
 import errno
-import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,6 +18,7 @@ from pathlib import Path
 
 from hlat.config import Recipe
 from hlat.runtime.errors import LaunchError
+from hlat.runtime.helper_process import start_program
 
 Observe = Callable[[Path], AbstractContextManager[None]]
 """Serves a run inside a block, from the folder of its heartbeats and of its account of goodput."""
@@ -30,7 +29,7 @@ def unobserved(beats: Path) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-_SERVER = "hlat.launch.metrics_server"  # imported by its own process only
+_SERVER = "hlat.launch.metrics_server:serve"  # imported by its own process only
 _LISTEN_REASONS = {
     errno.EADDRINUSE: "another program listens there, perhaps another run on this machine. "
     "Give this one another tracking.prometheus.port, or 0 for any free one.",
@@ -66,30 +65,20 @@ def listen(address: IPv4Address | IPv6Address, port: int) -> socket.socket:
 @contextmanager
 def _serving(recipe: Recipe, listener: socket.socket, say: Callable[[str], None], beats: Path) -> Iterator[None]:
     settings = {
-        "listener": listener.fileno(),
         "name": recipe.run.name,
-        "run_dir": str(recipe.run_dir),
-        "beats": str(beats),
+        "run_dir": recipe.run_dir,
+        "beats": beats,
         "total_steps": recipe.total_steps,
         "hang_seconds": recipe.recovery.hang_seconds,
         "parent": os.getpid(),
         "started": time.monotonic(),
     }
-    path = f"import sys; sys.path[:] = {sys.path!r}"  # before any other import: -c looks into the current folder first
-    program = f"{path}; import json; from {_SERVER} import main; main(json.loads(sys.argv[1]))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, json.dumps(settings)],
-        pass_fds=[listener.fileno()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # a terminal's Ctrl-C does not reach it: the run still has to save
-    )
+    process = start_program(_SERVER, settings, output=subprocess.DEVNULL)
+    process.send("the listening socket", [listener.fileno()])
     listener.close()  # the ranks would inherit it, and connections would wait for a server that is gone
     try:
         yield
     finally:
-        if process.poll() is not None:
-            say(f"the server of /metrics ended before the run, with exit code {process.returncode}")
+        if process.has_ended():
+            say(f"the server of /metrics ended before the run, with exit code {process.wait()}")
         process.kill()  # it only reads: there is nothing that it could lose
-        process.wait()

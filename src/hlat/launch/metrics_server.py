@@ -1,6 +1,6 @@
 """Server of a run's metrics for Prometheus, and of its health for probes: the program of a process of its own.
 
-    supervisor, or a machine's first rank --metrics_process: binds the port, starts--> main, in this process
+    supervisor, or a machine's first rank --metrics_process: binds the port, starts--> serve, in this process
     attempt-N/rank-00000, ...         --Watchdog--> hang or none           --+
     goodput.json, heartbeat of rank 0 --> goodput until now                  +--RunObserver--> RunObservation
     metrics.jsonl --JsonTail--> newest value of each metric                  |
@@ -20,7 +20,6 @@ https://prometheus.io/docs/instrumenting/exposition_formats/
 import json
 import math
 import os
-import signal
 import socket
 import threading
 import time
@@ -36,7 +35,8 @@ from typing import Any, Literal
 
 from hlat.resilience import GOODPUT_FILE, Goodput, Hang, HeartbeatReading, Watchdog, read_heartbeat
 from hlat.runtime import version
-from hlat.runtime.process import STOP_SIGNALS, is_running, is_stopped
+from hlat.runtime.helper_process import Channel
+from hlat.runtime.process import is_running, is_stopped
 from hlat.tracking import from_json_value
 
 _REMEMBERED_BYTES = 1 << 12  # last bytes read, by which a copy of the file is recognized
@@ -375,16 +375,11 @@ class _Handler(BaseHTTPRequestHandler):
 _OBSERVE_EVERY = 1.0  # seconds between two observations, from which it learns how long phases take
 
 
-def main(settings: dict[str, Any]) -> None:
-    """Serve a run: fields of ``ObservedRun``, and ``listener``, the descriptor of a listening socket."""
-    for number in STOP_SIGNALS:  # a scheduler may signal every process of a job; the run takes its time to save
-        signal.signal(number, signal.SIG_IGN)
-    listener = socket.socket(fileno=settings.pop("listener"))
-    run_dir, beats = (Path(settings.pop(name)) for name in ("run_dir", "beats"))
-    run = ObservedRun(run_dir=run_dir, beats=beats, **settings)
-    server = StatusServer(listener, run)
+def serve(channel: Channel, settings: dict[str, Any]) -> None:
+    """Serve a run, fields of ``ObservedRun``, on the socket that is sent; the work of a helper process."""
+    _, [listener] = channel.receive()
+    server = StatusServer(socket.socket(fileno=listener), ObservedRun(**settings))
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
-    # However the parent ends, the server ends too.
-    while os.getppid() == run.parent:
+    while True:
         server.status()
         time.sleep(_OBSERVE_EVERY)

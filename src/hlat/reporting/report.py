@@ -10,7 +10,6 @@ loopback names: a web site that lets a name of its own point to 127.0.0.1 is ref
 """
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -19,7 +18,6 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
-from uuid import uuid4
 
 from hlat.page import Html, format_value, page, paragraph, section, table
 from hlat.reporting.planned_and_actual import Machines, mixture_section, plan_section
@@ -35,6 +33,7 @@ from hlat.reporting.report_sections import (
 )
 from hlat.reporting.run_record import RunRecord, read_run
 from hlat.runtime.errors import DataError, HlatError, LaunchError, StorageError
+from hlat.runtime.storage.local_files import write_atomic
 from hlat.runtime.storage.run_folder import LOCK_NAME
 from hlat.tracking import SAMPLES_NAME
 
@@ -77,18 +76,12 @@ def write_report(folders: Sequence[Path], to: Path | None = None, machines: Mach
     """
     contents = report_page(folders, machines)
     target = to if to is not None else folders[0] / FILE_NAME
-    # In the same folder, because a rename works within one file system; with a random name, because two commands may
-    # write.
-    new = target.with_name(f".{target.name}.{uuid4().hex[:8]}.new")
     try:
-        new.write_text(contents, encoding="utf-8")
-        os.replace(new, target)  # noqa: PTH105  (the counterpart of unlink below, on one line of the story)
+        write_atomic(target, contents.encode())
     except OSError as error:
         raise StorageError(
             f"{target}: cannot be written: {error.strerror or error}. Name another file with -o FILE."
         ) from error
-    finally:
-        new.unlink(missing_ok=True)
     return target
 
 

@@ -1,14 +1,13 @@
 """Hosted trackers: services that get a run's metrics from a helper process, so that they cannot disturb the run.
 
     field of the recipe's section ``tracking`` --HOSTED, the one place that lists them--> class of its client, package
-    HostedTracker.log --> bounded queue --socket, without blocking--> helper process (main) --> client --> service
+    HostedTracker.log --> bounded queue --without blocking--> helper process (serve) --> client --> service
                              | full, or the process has ended: the record is dropped and counted
-    notes <---------------- replies, one line each: done (a record that is at the service), failed (once per kind of
-                            call), ended
+    notes <---------------- replies: done (a record that is at the service), an error (once per kind of call), end
 
-    helper process:  first line: HostedRun, client --> open (a new run, or the one of an earlier attempt)
-                     lines: step, values -----------> log
-                     end of the stream -------------> close
+    helper process:  HostedRun, client --> open (a new run, or the one of an earlier attempt)
+                     step, values -------> log
+                     end ----------------> close
 
 Clients (a file each) run in the helper process, so they may block, raise, start threads or crash. Steps up to the last
 one that was logged by an earlier attempt are left out: they are repeated with the same values.
@@ -20,15 +19,8 @@ is killed. After an error nothing is waited for: the helper process has the same
 import fcntl
 import importlib
 import json
-import os
-import select
-import signal
-import socket
 import subprocess
-import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -37,7 +29,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hlat.config import TrackingConfig
-from hlat.runtime.errors import LaunchError
+from hlat.runtime.errors import HlatError, LaunchError
+from hlat.runtime.helper_process import Channel, PeerEnded, start_program
+from hlat.runtime.storage.local_files import write_atomic
 from hlat.tracking.records import Metrics, TrackerNote
 from hlat.tracking.tensorboard import scalars
 
@@ -110,8 +104,6 @@ def check_installed(config: TrackingConfig) -> None:
 
 
 _MOST_RECORDS = 10_000  # in the queue: a line of metrics is about 1 KB
-_RECEIVED = 1 << 16
-_REAP_SECONDS = 2.0
 
 
 class HostedTracker:
@@ -126,47 +118,26 @@ class HostedTracker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name, self._flush_seconds, self._most, self._clock = name, flush_seconds, most_records, clock
-        self._queue: deque[bytes] = deque()
-        self._offset = 0  # bytes of the first record that have been sent
-        self._received = b""
         self._notes: list[TrackerNote] = []
         self._records = self._done = 0  # lines of metrics given to this tracker, and those that the service has
         self._has_told = self._is_closed = self._has_ended = self._ended_in_order = False
-        ours, theirs = socket.socketpair()
-        program = f"import sys; sys.path[:] = {sys.path!r}; from {_WORKER} import main; main(int(sys.argv[1]))"
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", program, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # a library may print what no log should have; errors are reported
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        # The run must never wait for a service.
-        ours.setblocking(False)
-        self._socket = ours
-        start = {
-            "tracker": name,
-            "client": HOSTED[name].client,
-            "name": run.name,
-            "run_dir": str(run.run_dir),
-            "recipe": run.recipe,
-            "settings": run.settings,
-            "flush_seconds": flush_seconds,
-        }
-        self._queue.append(_line(start))
-        self._pump()
+        self._process = start_program(
+            f"{__name__}:serve",
+            *(name, HOSTED[name].client, run),
+            linger=flush_seconds,
+            niceness=_NICENESS,
+            output=subprocess.DEVNULL,  # a library may print what no log should have; errors are reported
+        )
 
     def log(self, metrics: Metrics) -> None:
         self._records += 1
         if self._has_ended:
             self._tell(_ENDED)
-        elif len(self._queue) >= self._most:
+        elif self._process.channel.post() >= self._most:  # the run must never wait for a service
             self._tell(f"it does not keep up: {self._most} lines of metrics are waiting")
         else:
-            self._queue.append(_line({"step": metrics["step"], "values": scalars(metrics)}))
-        self._pump()
+            self._process.channel.post((metrics["step"], scalars(metrics)))
+        self._take_replies(0.0)
 
     def rewind(self, step: int) -> None:
         """Do nothing: a service does not forget. Steps that it has are not logged again."""
@@ -181,68 +152,38 @@ class HostedTracker:
             return
         self._is_closed = True
         if failed:
-            self._pump()
-            self._socket.close()
+            self._process.channel.post()
+            self._process.close()
             return
         self._flush()
         if not self._has_ended:
-            self._kill()
             self._tell(f"it had not ended {self._flush_seconds:g} s after the run")
-        self._socket.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_REAP_SECONDS)
+        self._process.kill()
         if lost := self._records - self._done:
             text = f"{self._name}: {lost} of {self._records} lines of metrics were not logged there"
             fields = {"tracker": self._name, "lost": lost, "lines": self._records}
             self._notes.append(TrackerNote("tracker_lost", text, fields))
 
     def _flush(self) -> None:
-        self._queue.append(_line({"end": True}))
-        deadline, all_sent = self._clock() + self._flush_seconds, False
+        waiting = self._process.channel.post(_END)
+        deadline = self._clock() + self._flush_seconds
         while not self._has_ended and (left := deadline - self._clock()) > 0:
-            self._pump()
-            if not self._queue and not all_sent:
-                all_sent = True
-                with suppress(OSError):  # it has ended
-                    self._socket.shutdown(socket.SHUT_WR)
-            if not self._has_ended:
-                select.select([self._socket], [self._socket] if self._queue else [], [], left)
+            self._take_replies(min(left, _SEND_AGAIN) if waiting else left)
+            waiting = self._process.channel.post()
 
-    def _kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    def _pump(self) -> None:
-        """Send and receive what is possible without waiting."""
-        with suppress(OSError):  # would wait, or it has ended: its last replies are read below
-            while self._queue:
-                self._offset += self._socket.send(memoryview(self._queue[0])[self._offset :])
-                if self._offset == len(self._queue[0]):
-                    self._queue.popleft()
-                    self._offset = 0
-        with suppress(BlockingIOError):
-            while not self._has_ended:
-                self._take(self._receive())
-
-    def _receive(self) -> bytes:
+    def _take_replies(self, seconds: float) -> None:
+        """Handle the replies of the helper process; wait some seconds for the first."""
         try:
-            return self._socket.recv(_RECEIVED)
-        except ConnectionError:
-            return b""
-
-    def _take(self, data: bytes) -> None:
-        """Handle complete lines of the helper process; no data: it has ended."""
-        *lines, self._received = (self._received + data).split(b"\n")
-        for reply in map(json.loads, lines):
-            if reply["kind"] == "failed":
-                self._tell(reply["message"])
-            elif reply["kind"] == "done":
-                self._done += 1
-            else:
-                self._ended_in_order = True
-        if not data:
+            while not self._has_ended and (reply := self._process.receive(seconds)) is not None:
+                seconds = 0.0
+                if reply == _DONE:
+                    self._done += 1
+                elif reply == _END:
+                    self._ended_in_order = True
+                else:
+                    self._tell(reply)
+        except (PeerEnded, HlatError, RuntimeError):  # whatever its error is, it does not concern the run
             self._has_ended = True
-            self._queue.clear()
             if not self._ended_in_order:
                 self._tell(_ENDED)
 
@@ -255,73 +196,45 @@ class HostedTracker:
 
 
 _ENDED = "its helper process has ended"
-_WORKER = "hlat.tracking.hosted"
-
-
-def _line(record: dict[str, Any]) -> bytes:
-    return json.dumps(record).encode("ascii") + b"\n"
-
-
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_DONE, _END = "done", "end"  # a record is at the service; nothing more will come
 _NICENESS = 10  # training comes first
 _LONGEST = 2000  # characters of an error
+_SEND_AGAIN = 0.05  # seconds
 
 
-def main(descriptor: int) -> None:
-    """Serve the connection with this descriptor until it ends."""
-    for number in _IGNORED:  # those of a terminal or a scheduler are for the run, which then ends the connection
-        signal.signal(number, signal.SIG_IGN)
-    with suppress(OSError):
-        os.nice(_NICENESS)
-    connection = socket.socket(fileno=descriptor)
-    lines = _records(connection)
-    start = next(lines, None)
-    if start is None:
-        return
-    threading.Thread(target=_end_with_the_run, args=(descriptor, start["flush_seconds"]), daemon=True).start()
-    run = HostedRun(start["name"], Path(start["run_dir"]), start["recipe"], start["settings"])
-    _Service(start["tracker"], start["client"], run, connection).serve(lines)
-    os._exit(0)  # libraries may have threads and exit handlers that wait
+def serve(channel: Channel, tracker: str, client: str, run: HostedRun) -> None:
+    """Serve one tracker until its records end; the work of a helper process."""
+    _Service(tracker, client, run, channel).serve(_records(channel))
 
 
-def _end_with_the_run(descriptor: int, seconds: float) -> None:
-    """Kill this process group if it has not ended some seconds after the run's process has, however that ended."""
-    poll = select.poll()
-    poll.register(descriptor, 0)  # a hang-up is always reported
-    poll.poll()
-    time.sleep(seconds)
-    os.killpg(0, signal.SIGKILL)
-
-
-def _records(connection: socket.socket) -> Iterator[dict[str, Any]]:
-    with suppress(ConnectionError):
-        for line in connection.makefile("rb"):
-            # A half line of a killed process is left out.
-            if line.endswith(b"\n"):
-                yield json.loads(line)
+def _records(channel: Channel) -> Iterator[Any]:
+    with suppress(PeerEnded):
+        while True:
+            yield channel.receive()[0]
 
 
 class _Service:
-    def __init__(self, tracker: str, client: str, run: HostedRun, connection: socket.socket) -> None:
-        self._client_name, self._run, self._connection = client, run, connection
+    def __init__(self, tracker: str, client: str, run: HostedRun, channel: Channel) -> None:
+        self._client_name, self._run, self._channel = client, run, channel
         self._folder = run.run_dir / "trackers"
         self._file = self._folder / f"{tracker}.json"
         self._state: dict[str, Any] = {}
         self._failed_calls: set[str] = set()
 
-    def serve(self, records: Iterator[dict[str, Any]]) -> None:
+    def serve(self, records: Iterator[Any]) -> None:
         try:
             with self._only_process():
                 client, has_ended = self._open(), False
                 for record in records:
-                    if "end" in record:
+                    if record == _END:
                         has_ended = True
-                    elif self._log(client, record["step"], record["values"]):
-                        self._reply({"kind": "done"})
+                        break
+                    if self._log(client, *record):
+                        self._reply(_DONE)
                 self._call("close", lambda: client.close(failed=not has_ended))
         except Exception as error:
             self._report("open", error)
-        self._reply({"kind": "ended"})
+        self._reply(_END)
 
     @contextmanager
     def _only_process(self) -> Iterator[None]:
@@ -351,10 +264,9 @@ class _Service:
         return True
 
     def _save(self) -> None:
-        new = self._file.with_suffix(".tmp")
-        new.write_text(json.dumps(self._state), encoding="utf-8")
-        # Atomic: a killed process must not leave a file without the run's id.
-        new.replace(self._file)
+        # Atomic: a killed process must not leave a file without the run's id. After a power failure the service itself
+        # may have lost more, so no record waits for the disk.
+        write_atomic(self._file, json.dumps(self._state).encode(), sync=False)
 
     def _call(self, name: str, action: Callable[[], None]) -> bool:
         try:
@@ -368,8 +280,8 @@ class _Service:
         return True
 
     def _report(self, call: str, error: Exception) -> None:
-        self._reply({"kind": "failed", "message": f"{call}: {type(error).__name__}: {error}"[:_LONGEST]})
+        self._reply(f"{call}: {type(error).__name__}: {error}"[:_LONGEST])
 
-    def _reply(self, message: dict[str, Any]) -> None:
-        with suppress(OSError):  # the run has ended
-            self._connection.sendall(json.dumps(message).encode() + b"\n")
+    def _reply(self, message: str) -> None:
+        with suppress(PeerEnded):  # the run has ended
+            self._channel.send(message)

@@ -24,7 +24,7 @@ from pydantic_core import from_json
 from hlat.runtime.errors import DataError, StorageError
 from hlat.runtime.logs import AppendedFile
 from hlat.runtime.progress import blocking_call
-from hlat.runtime.storage.local_files import sync_to_disk
+from hlat.runtime.storage.local_files import atomic_file
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _TAIL_BLOCK = 1 << 16
@@ -245,15 +245,5 @@ def filter_lines(path: Path, keep: Callable[[bytes], bool]) -> None:
     Raises:
         StorageError: the new file could not be written; the old one is unchanged, and no other file is left.
     """
-    new = path.with_name(path.name + ".tmp")
-    with as_storage_error(path, "rewrite"):
-        try:
-            with path.open("rb") as lines, new.open("wb") as out:
-                out.writelines(line for line in lines if keep(line))
-                out.flush()
-                # Before the rename, and the folder after it: a power failure must not leave an empty file.
-                os.fsync(out.fileno())
-            new.replace(path)
-            sync_to_disk(path.parent)
-        finally:
-            new.unlink(missing_ok=True)
+    with as_storage_error(path, "rewrite"), path.open("rb") as lines, atomic_file(path, sync_folder=True) as out:
+        out.writelines(line for line in lines if keep(line))

@@ -42,7 +42,6 @@ import yaml
 
 from hlat.checkpoint import software_versions
 from hlat.config import Recipe, recipe_notes
-from hlat.data import write_atomic
 from hlat.hardware import device_chip, load_catalog
 from hlat.model import count_parameters, deterministic_by_default
 from hlat.parallel import decide_compilation
@@ -50,7 +49,7 @@ from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.join import Runtime
 from hlat.runtime.errors import DataError, HlatError, LaunchError, StorageError
 from hlat.runtime.process import LAUNCHER_ENV, host_name, is_running, is_verbose
-from hlat.runtime.storage.local_files import read_small_file
+from hlat.runtime.storage.local_files import read_small_file, write_atomic
 from hlat.runtime.storage.run_folder import (
     ATTEMPT_ENV,
     ATTEMPTS_NAME,

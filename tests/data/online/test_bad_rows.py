@@ -21,18 +21,9 @@ from hlat.config.sections.data import DataConfig
 from hlat.data.online.loader import CursorTable, OnlineData, build_worker_plan
 from hlat.data.online.prepare import prepare_online
 from hlat.data.online.streams import StreamAssignment
-from hlat.data.online.worker import RowProducer, _error_frame
-from hlat.data.online.worker_protocol import (
-    DATA_ERROR,
-    INTERNAL_ERROR,
-    NOTE,
-    STORAGE_ERROR,
-    Frame,
-    WorkerPlan,
-    unpack_rows,
-)
-from hlat.data.stores.remote import StoreUnavailableError
-from hlat.runtime.errors import DataError, StorageError
+from hlat.data.online.worker import RowProducer
+from hlat.data.online.worker_protocol import Frame, WorkerPlan, unpack_rows
+from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents, write_jsonl
 
 _SEED, _BATCH = 3, 8
@@ -41,7 +32,7 @@ _SEED, _BATCH = 3, 8
 class Reading(NamedTuple):
     """The frames of a tokenizing worker, run in this process, and its notes so far."""
 
-    frames: Iterator[Frame]
+    frames: Iterator[Frame | str]
     notes: list[str]
 
     def rows(self, count: int) -> list[list[int]]:
@@ -49,8 +40,8 @@ class Reading(NamedTuple):
         found = []
         while len(found) < count:
             frame = next(self.frames)
-            if frame.kind == NOTE:
-                self.notes.append(frame.content.decode())
+            if isinstance(frame, str):
+                self.notes.append(frame)
             else:
                 found.append(next(unpack_rows([frame.content], 32, False))[0].tolist())
         return found
@@ -226,21 +217,6 @@ def test_a_source_without_training_text_is_an_error_instead_of_an_endless_search
     file = write_jsonl(tmp_path / "a.jsonl", texts)
     message = _error_message(_config(file, validation={"fraction": fraction}), tmp_path / "out", 1)
     assert message == "the corpus: no text for training: every document is null, empty, or validation text."
-
-
-ERRORS = [
-    (StoreUnavailableError("the store is away"), DATA_ERROR, "the store is away"),
-    (StorageError("the disk is full"), STORAGE_ERROR, "the disk is full"),
-    (ValueError("ours"), INTERNAL_ERROR, "ValueError: ours"),
-]
-
-
-@pytest.mark.parametrize(("error", "kind", "text"), ERRORS, ids=["data", "disk", "bug"])
-def test_errors_keep_their_kind_on_the_way_to_the_parent(error: Exception, kind: int, text: str) -> None:
-    """Any subclass of a user's error arrives as a sentence and an exit code, everything else as a traceback."""
-    frame = _error_frame(error)
-    assert frame.kind == kind
-    assert frame.content.decode() == (text if kind != INTERNAL_ERROR else f"a tokenizing process failed:\n{text}\n")
 
 
 def test_a_worker_opens_more_files_than_the_soft_limit(tmp_path: Path) -> None:

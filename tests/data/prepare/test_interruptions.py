@@ -4,9 +4,7 @@ import os
 import shutil
 import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 import psutil
 import pytest
@@ -14,9 +12,9 @@ import pytest
 from hlat.data.prepare import worker as pool
 from hlat.data.prepare.preparation import prepare
 from hlat.data.prepare.work_units import WorkUnit
-from hlat.data.prepare.worker import write_unit
 from hlat.data.prepared.prepared_folder import open_prepared
 from hlat.runtime.errors import DataError
+from hlat.runtime.helper_process import HelperProcess
 from tests.support.data.corpora import documents, tree, write_jsonl
 from tests.support.data.preparing import LARGE, Watched, data_config, finished_units, start, wait, watch_units, workers
 
@@ -147,40 +145,25 @@ def test_finished_units_of_another_preparation_are_never_deleted(
     assert tree(out) == reference
 
 
-def test_a_killed_worker_is_reported(large: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
-    out, config = tmp_path / "out", data_config(large, **LARGE)
-
-    def kill(stage: str, done: int, total: int) -> None:
-        if stage == "tokenize" and 0 < done < total:
-            for child in workers():
-                with suppress(
-                    psutil.NoSuchProcess
-                ):  # the callback may see a child again that is dead and not yet reaped
-                    child.kill()
-
-    with pytest.raises(DataError, match="killed by signal 9, perhaps because memory ran out"):
-        prepare(config, out, workers=2, progress=kill)
-    prepare(config, out, workers=2)
-    assert tree(out) == reference
-
-
 def test_a_stopped_process_is_told_with_its_file_and_waited_for(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is stopped when its unit is sent, and goes on when it has been told."""
     told: list[str] = []
 
-    def stop_and_write(stream: IO[bytes], unit: WorkUnit) -> None:
-        if not told:
+    send = HelperProcess.send
+
+    def stop_and_send(process: HelperProcess, unit: object) -> None:
+        if isinstance(unit, WorkUnit) and not told:
             workers()[0].suspend()
-        write_unit(stream, unit)
+        send(process, unit)
 
     def hear(message: str, where: str, pid: int, *rest: object) -> None:
         told.append(message % (where, pid, *rest))
         psutil.Process(pid).resume()
 
     monkeypatch.setattr(pool, "_PATIENCE", 0.2)
-    monkeypatch.setattr(pool, "write_unit", stop_and_write)
+    monkeypatch.setattr(HelperProcess, "send", stop_and_send)
     monkeypatch.setattr(pool._LOG, "warning", hear)
     assert prepare(data_config(small), tmp_path / "out", workers=1).train_tokens
     assert any(f"{small / 'a.jsonl'}, from row 0: tokenizing process" in line for line in told)

@@ -137,7 +137,7 @@ def test_a_run_whose_checksums_were_not_all_compared_says_so(
     """Its process, here one that does nothing, has not ended when the run ends; or it was killed."""
     assert finished.for_run(tmp_path).notes_at_end() == []
     monkeypatch.setattr(prepared_folder, "_COMPARED_BYTES", 0)
-    (program := tmp_path / "idle").write_text("#!/bin/sh\nexec cat\n")
+    (program := tmp_path / "idle").write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     data = finished.for_run(tmp_path)

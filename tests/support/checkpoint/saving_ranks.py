@@ -27,8 +27,8 @@ from hlat.checkpoint.protocol.reader import Checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore, SaveResult
 from hlat.checkpoint.tiers import TierEvent
 from hlat.config.sections.operation import CheckpointConfig
-from hlat.runtime.distributed.helper_process import HelperProcess, start_helper
 from hlat.runtime.distributed.join import Runtime, joined_run
+from hlat.runtime.helper_process import HelperProcess, start_helper
 from hlat.runtime.process import rank_info
 from hlat.runtime.progress import blocking_call
 from hlat.runtime.storage.run_folder import hold_run_folder

@@ -120,8 +120,8 @@ def tokenize_here(patch: pytest.MonkeyPatch) -> None:
 
     def run(pool: WorkerPool, units: Iterator[WorkUnit]) -> Iterator[int]:
         for unit in units:
-            tokenizer = load_saved(Path(str(pool._settings["tokenizer"])))
-            write_tokenized_unit(unit, tokenizer, Path(str(pool._settings["folder"])), str(pool._settings["dtype"]))
+            tokenizer, folder, dtype = pool._settings
+            write_tokenized_unit(unit, load_saved(tokenizer), folder, dtype)
             yield unit.span.number
 
     patch.setattr(WorkerPool, "run", run)

@@ -7,7 +7,7 @@ import numpy as np
 from hlat.data.online.loader import CursorTable
 from hlat.data.online.streams import assign_streams
 from hlat.data.online.worker import RowProducer
-from hlat.data.online.worker_protocol import ROW, WorkerPlan, unpack_rows
+from hlat.data.online.worker_protocol import WorkerPlan, unpack_rows
 
 
 class Rank:
@@ -28,7 +28,7 @@ class Rank:
                 frame = next(self._frames[self._serves[stream]])
                 assert (frame.sample, frame.stream) == (sample, stream)
                 cursors.values[frame.stream, frame.source] = frame.cursor
-                if frame.kind == ROW:
+                if frame.content:
                     columns = unpack_rows([frame.content], self.plan.settings.length, self.plan.settings.isolate)
                     found[sample] = [column[0].tolist() for column in columns]
         return found

@@ -82,19 +82,6 @@ def test_every_layout_reads_the_same_data_and_resumes_from_any_other(
     assert _data_of(tmp_path / "run") == _data_of(straight)
 
 
-def test_a_worker_that_dies_is_a_reported_error(recipe_file, online):
-    process = StartedCommand("train", recipe_file, *online, "training.steps=100000", "--no-supervisor")
-    for line in process.stdout:
-        if "step 10/" in line:
-            break
-    for child in psutil.Process(process.pid).children():
-        if "hlat.data.online.worker" in child.cmdline():
-            child.kill()
-    rest = process.communicate(timeout=60)[0]
-    assert process.returncode == 2 and "a tokenizing process was killed by signal 9" in rest
-    assert "Traceback" not in rest
-
-
 def test_other_streams_or_another_mode_are_refused(cli, recipe_file, online):
     assert cli("train", recipe_file, *online, "training.stop_after=2").returncode == 0
     for change in ("data.streams=4", "data.mode=prepared"):

@@ -6,12 +6,8 @@ OnlineData: notes for the user, initial cursors, and a loader per rank, for the 
 """
 
 import math
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -23,18 +19,7 @@ import torch
 from hlat.config import BatchSchedule, DataConfig
 from hlat.data.corpus_files import cache_location
 from hlat.data.online.streams import RowSettings, StreamAssignment, assign_streams, row_stride
-from hlat.data.online.worker_protocol import (
-    DATA_ERROR,
-    INTERNAL_ERROR,
-    NOTE,
-    ROW,
-    STORAGE_ERROR,
-    FileIdentity,
-    Frame,
-    SourcePlan,
-    WorkerPlan,
-    unpack_rows,
-)
+from hlat.data.online.worker_protocol import FileIdentity, Frame, SourcePlan, WorkerPlan, unpack_rows
 from hlat.data.prepared.manifest import SourceRecord
 from hlat.data.prepared.prepared_folder import PreparedData
 from hlat.data.samples.order import is_weighted, phase_weights
@@ -42,8 +27,8 @@ from hlat.data.samples.packing import NO_LABEL
 from hlat.data.samples.training_data import Batch
 from hlat.model import IGNORED
 from hlat.runtime.distributed.sendable_types import sendable
-from hlat.runtime.errors import DataError, StorageError
-from hlat.runtime.progress import ProgressRecord
+from hlat.runtime.errors import DataError
+from hlat.runtime.helper_process import SINGLE_THREAD, HelperProcess, PeerEnded, start_program
 from hlat.runtime.random_keys import stream_key
 from hlat.runtime.terminal import plural
 from hlat.runtime.urls import is_url
@@ -138,57 +123,19 @@ class CursorTable:
         self.values[progress.streams, progress.sources] = progress.cursors
 
 
-class _Worker:
-    """A tokenizing process, and the frames that it sends."""
-
-    def __init__(self, plan: WorkerPlan, cursors: Int64s) -> None:
-        # One thread each: the workers share the cores.
-        threads = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
-        with ProgressRecord.open_file() as file:
-            self._progress, descriptor = ProgressRecord.starting(file), file.fileno()
-            self._process = subprocess.Popen(
-                # -P: modules in the current folder must not hide those of Python
-                [sys.executable, "-P", "-m", "hlat.data.online.worker", str(descriptor)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env={**os.environ, **threads},
-                pass_fds=[descriptor],
-                start_new_session=True,  # Ctrl-C must reach only the parent, which ends its workers itself
-            )
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended: frame() will raise
-            plan.send(self._process.stdin, cursors)
-
-    def frame(self) -> Frame:
-        """Return the next frame; DataError or StorageError of the worker, or DataError if it was killed."""
-        assert self._process.stdout is not None
-        frame = Frame.receive(self._process.stdout)
-        if frame is None:
-            code = self._process.wait()
-            cause = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-            reason = (
-                # SIGBUS: a memory-mapped page is no longer in the file.
-                "because a file was cut off while it was read" if code == -signal.SIGBUS else "because memory ran out"
-            )
-            error = DataError(f"a tokenizing process {cause}, perhaps {reason}. Run again to resume.")
-            error.retryable = True  # killed from outside: the same run may well succeed
-            raise error
-        if frame.kind in (DATA_ERROR, STORAGE_ERROR, INTERNAL_ERROR):
-            error_type = {DATA_ERROR: DataError, STORAGE_ERROR: StorageError, INTERNAL_ERROR: RuntimeError}[frame.kind]
-            raise error_type(frame.content.decode(errors="replace"))
-        return frame
-
-    def silence(self) -> float:
-        """Return the seconds since the last sign of life of the process."""
-        return self._progress.silence(0.0, self._process.pid)
-
-    def close(self) -> None:
-        self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
-        self._process.wait()
+def _next_message(worker: HelperProcess) -> Frame | str:
+    """Return the next row or note of a worker; its error, or DataError if it was killed."""
+    try:
+        message: Frame | str = worker.receive()
+    except PeerEnded as end:
+        reason = (
+            # SIGBUS: a memory-mapped page is no longer in the file.
+            "because a file was cut off while it was read" if end.code == -signal.SIGBUS else "because memory ran out"
+        )
+        error = DataError(f"{end}, perhaps {reason}. Run again to resume.")
+        error.retryable = True  # killed from outside: the same run may well succeed
+        raise error from None
+    return message
 
 
 class OnlineLoader:
@@ -212,14 +159,16 @@ class OnlineLoader:
         owned = self._assignment.owned
         count = min(workers, len(owned))  # a stream is tokenized by one process
         self._worker_of_stream = np.full(self._assignment.streams, -1, dtype=np.int64)
-        self._workers: list[_Worker] = []
-        self._waited_for: _Worker | None = None
+        self._workers: list[HelperProcess] = []
+        self._waited_for: HelperProcess | None = None
         for number in range(count):
             streams = owned[number::count]
             self._worker_of_stream[streams] = number
             share = (self._assignment.index * count + number, self._assignment.ranks * count)
             own_plan = replace(plan, streams=streams.tolist(), first=first, share=share)
-            self._workers.append(_Worker(own_plan, cursors))
+            # One thread each: the workers share the cores.
+            settings = {"name": "a tokenizing process", "environment": SINGLE_THREAD}
+            self._workers.append(start_program("hlat.data.online.worker:serve", own_plan, cursors, **settings))
 
     def read(self, first: int) -> tuple[Batch, StreamProgress]:
         """Return this rank's samples of the step that begins with global sample ``first``, and the cursors after it.
@@ -239,17 +188,17 @@ class OnlineLoader:
         expected = step[workers >= 0].tolist()
         assert [frame.sample for frame in frames] == expected, "workers send rows in the order of samples"
         self._next = batch.stop
-        return self._batch([frame for frame in frames if frame.kind == ROW]), _progress(frames)
+        return self._batch([frame for frame in frames if frame.content]), _progress(frames)
 
     def silence(self) -> float:
         """Return the seconds since the last sign of life of the worker that ``read`` waits for."""
         return math.inf if self._waited_for is None else self._waited_for.silence()  # called from any thread
 
-    def _frame(self, worker: _Worker) -> Frame:
+    def _frame(self, worker: HelperProcess) -> Frame:
         self._waited_for = worker
-        while (frame := worker.frame()).kind == NOTE:
-            self._notify(frame.content.decode())
-        return frame
+        while isinstance(message := _next_message(worker), str):
+            self._notify(message)
+        return message
 
     def _batch(self, frames: list[Frame]) -> Batch:
         settings = self._plan.settings
@@ -265,7 +214,7 @@ class OnlineLoader:
     def close(self) -> None:
         """End the worker processes."""
         for worker in self._workers:
-            worker.close()
+            worker.kill()
 
 
 def _progress(frames: list[Frame]) -> StreamProgress:

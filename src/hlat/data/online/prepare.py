@@ -71,9 +71,10 @@ from hlat.data.prepared.shards import token_dtype
 from hlat.data.samples.order import permute
 from hlat.data.source_file import SourceFile
 from hlat.data.source_listing import check_first_bytes, doubts
-from hlat.data.stores.local_files import convert_disk_errors, sync_folder, write_atomic
+from hlat.data.stores.local_files import convert_disk_errors
 from hlat.data.tokenizers.base import TokenIdArray, Tokenizer
 from hlat.runtime.errors import DataError
+from hlat.runtime.storage.local_files import sync_to_disk, write_atomic
 from hlat.runtime.terminal import plural
 
 _TIMES_FILE = "corpus.times"
@@ -225,10 +226,10 @@ class _OnlinePreparation:
                 "blocks": record,
             }
         )
-        sync_folder(self._folder)
+        sync_to_disk(self._folder)
         # The manifest makes the folder prepared data, so all other files are on disk before it.
         write_data_manifest(self._folder, manifest)
-        sync_folder(self._folder)
+        sync_to_disk(self._folder)
 
     def _blocks(self) -> tuple[list[FileBlock], list[int]]:
         """Return the blocks of all training files, and the number of blocks of each source."""

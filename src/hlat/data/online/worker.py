@@ -1,7 +1,7 @@
 """A worker process: tokenizes some streams, and sends their rows to the parent in the order of the samples.
 
-It is started as a separate program (``python -m hlat.data.online.worker``) and does not import torch. It works ahead
-until the pipe and a short queue are full, and ends when its stdin is closed, so it never outlives the parent.
+It is a helper process in a new interpreter, and does not import torch. It works ahead until the channel and a short
+queue are full. After an error, which is its last message, it ends.
 """
 
 import contextlib
@@ -12,41 +12,32 @@ import resource
 import sys
 import threading
 import time
-import traceback
 from collections import Counter, deque
 from collections.abc import Iterator
 from itertools import count as numbers_from
 from itertools import islice
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from hlat.data.documents import Content, tokenize_contents
 from hlat.data.online.blocks import CorpusContent, DocumentReader
 from hlat.data.online.streams import RowStream, StreamCursor, assign_streams, row_stride
-from hlat.data.online.worker_protocol import (
-    DATA_ERROR,
-    INTERNAL_ERROR,
-    NOTE,
-    ROW,
-    SKIPPED,
-    STORAGE_ERROR,
-    Frame,
-    Int64s,
-    WorkerPlan,
-    pack_row,
-)
+from hlat.data.online.worker_protocol import Frame, Int64s, WorkerPlan, pack_row
 from hlat.data.samples.order import Mixture, PhaseWeights
 from hlat.data.samples.packing import fill_row
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.load import load_saved
-from hlat.runtime.errors import DataError, HlatError, StorageError
-from hlat.runtime.progress import begin_progress
+from hlat.runtime.errors import DataError
+from hlat.runtime.helper_process import Channel
 
 _TOGETHER = 64  # rows whose text is tokenized in one batch
 _LOOK_AGAIN = 60.0  # seconds between two looks at the stamps of the files
 _AHEAD = 256  # maximum finished rows waiting for the parent
+
+Message = Frame | str | Exception
+"""A row, a note for the user, or the error that ends the worker."""
 
 
 class _SampleRequest(NamedTuple):
@@ -77,14 +68,13 @@ class RowProducer:
     def content(self) -> CorpusContent:
         return self._reader.content
 
-    def frames(self) -> Iterator[Frame]:
+    def frames(self) -> Iterator[Frame | str]:
         """Yield rows and notes, without end; DataError if text cannot be read."""
         requests = self._requests()
         while True:
             batch = list(islice(requests, _TOGETHER))
             self._tokenize_for(batch)
-            for note in self._reader.notes():
-                yield _message_frame(NOTE, note)
+            yield from self._reader.notes()
             yield from (self._frame(request) for request in batch)
 
     def _requests(self) -> Iterator[_SampleRequest]:
@@ -153,33 +143,29 @@ class RowProducer:
             stream.next_row()
         segments, length = stream.next_row(), self._plan.settings.length
         if not request.taken:  # the stream has still moved on, and the parent keeps its cursor
-            return Frame(SKIPPED, request.sample, request.stream, request.source, stream.cursor, b"")
+            return Frame(request.sample, request.stream, request.source, stream.cursor, b"")
         inputs_S, labels_S = np.empty(length, dtype=np.int64), np.empty(length, dtype=np.int64)
         positions_S = np.empty(length, dtype=np.int64) if self._plan.settings.isolate else None
         fill_row(segments, inputs_S, labels_S, positions_S)
         content = pack_row(inputs_S, labels_S, positions_S)
-        return Frame(ROW, request.sample, request.stream, request.source, stream.cursor, content)
+        return Frame(request.sample, request.stream, request.source, stream.cursor, content)
 
 
-def main(progress: int | None = None) -> None:
-    """Serve one parent: read the plan from stdin, and write frames to stdout until stdin is closed.
-
-    ``progress`` is the open file of this process's progress record; None if nobody reads it.
-    """
-    if progress is not None:
-        begin_progress(progress)
-    frames = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not be taken for a frame
+def serve(channel: Channel, plan: WorkerPlan, cursors: Int64s) -> None:
+    """Send frames and notes to one parent; the arguments are those of ``RowProducer``."""
     _open_many_files()
-    try:
-        plan, cursors = WorkerPlan.receive(sys.stdin.buffer)
-    except EOFError:
-        return
-    # The parent closes stdin when it ends, however it ends. A blocked main thread would not notice.
-    threading.Thread(target=_wait_for_end, args=(sys.stdin.buffer,), daemon=True).start()
-    ready: queue.Queue[Frame] = queue.Queue(maxsize=_AHEAD)
-    threading.Thread(target=_send, args=(ready, frames), daemon=True).start()
+    ready: queue.Queue[Message] = queue.Queue(maxsize=_AHEAD)
     logging.getLogger("hlat").addHandler(_ParentLogHandler(ready))
+    producing = threading.Thread(target=_produce, args=(plan, cursors, ready), daemon=True)
+    producing.start()
+    while True:
+        message = ready.get()
+        if isinstance(message, Exception):
+            raise message
+        channel.send(message)
+
+
+def _produce(plan: WorkerPlan, cursors: Int64s, ready: "queue.Queue[Message]") -> None:
     try:
         rows = RowProducer(plan, cursors)
         recording = threading.Thread(target=_record_content, args=(rows, plan.share, ready), daemon=True)
@@ -188,21 +174,10 @@ def main(progress: int | None = None) -> None:
             if number == 0:  # not before: the first batch should not wait for the disk
                 recording.start()
     except Exception as error:
-        ready.put(_error_frame(error))
-    threading.Event().wait()  # until stdin ends
+        ready.put(error)
 
 
-def _send(ready: "queue.Queue[Frame]", frames: IO[bytes]) -> None:
-    try:
-        while True:
-            ready.get().send(frames)
-            if ready.empty():
-                frames.flush()
-    except BrokenPipeError:
-        os._exit(0)
-
-
-def _record_content(rows: "RowProducer", share: tuple[int, int], ready: "queue.Queue[Frame]") -> None:
+def _record_content(rows: "RowProducer", share: tuple[int, int], ready: "queue.Queue[Message]") -> None:
     """Record or compare the content of this worker's share of the files, again whenever one is written."""
     if sys.platform == "linux":  # where a thread has a priority of its own
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # training must not become slower by it
@@ -213,33 +188,18 @@ def _record_content(rows: "RowProducer", share: tuple[int, int], ready: "queue.Q
             rows.content.complete(*share)
             time.sleep(_LOOK_AGAIN)
     except DataError as error:
-        ready.put(_error_frame(error))
-
-
-def _wait_for_end(stream: IO[bytes]) -> None:
-    stream.read()
-    os._exit(0)  # at once, even in the middle of a row: the parent no longer waits for it
-
-
-def _error_frame(error: Exception) -> Frame:
-    if isinstance(error, HlatError):
-        return _message_frame(STORAGE_ERROR if isinstance(error, StorageError) else DATA_ERROR, str(error))
-    return _message_frame(INTERNAL_ERROR, "a tokenizing process failed:\n" + "".join(traceback.format_exception(error)))
-
-
-def _message_frame(kind: int, text: str) -> Frame:
-    return Frame(kind, -1, -1, -1, StreamCursor(), text.encode(errors="backslashreplace"))
+        ready.put(error)
 
 
 class _ParentLogHandler(logging.Handler):
     """Sends log records to the parent, which shows them to the user."""
 
-    def __init__(self, ready: "queue.Queue[Frame]") -> None:
+    def __init__(self, ready: "queue.Queue[Message]") -> None:
         super().__init__(logging.WARNING)  # such as that an object store does not answer: it explains why no row comes
         self._ready = ready
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._ready.put(_message_frame(NOTE, record.getMessage()))
+        self._ready.put(record.getMessage())
 
 
 def _open_many_files() -> None:
@@ -247,7 +207,3 @@ def _open_many_files() -> None:
     _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS allows fewer than the hard limit says
         resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))

@@ -1,19 +1,16 @@
 """Messages between a tokenizing worker and its parent: the plan and the initial cursors, then frames.
 
-parent --(line of JSON, cursors)--> worker --(frames)--> parent
+parent --WorkerPlan, cursors--> worker --Frame, or the text of a note--> parent
 """
 
-import json
-import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from hlat.config import BatchSchedule
 from hlat.data.corpus_files import open_cached_store
 from hlat.data.documents import Vocabulary
 from hlat.data.formats.registry import format_named
@@ -23,11 +20,6 @@ from hlat.data.source_file import SourceFile
 from hlat.data.stores.cache import Cache
 
 Int64s = npt.NDArray[np.int64]
-
-_HEAD = np.dtype(
-    [(name, "<i8") for name in ("kind", "sample", "stream", "source", "block", "row", "offset", "bytes")],
-)
-ROW, SKIPPED, NOTE, DATA_ERROR, STORAGE_ERROR, INTERNAL_ERROR = range(6)
 
 
 # Path or URL, format, column, size in bytes, modification time in nanoseconds, and ETag of a file.
@@ -95,61 +87,15 @@ class WorkerPlan:
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self.vocab_size, self.settings.end)
 
-    def send(self, stream: IO[bytes], cursors: Int64s) -> None:
-        """Send the plan and the cursors, int64, shape (streams, sources, 3), to a worker."""
-        stream.write(json.dumps(asdict(self)).encode() + b"\n")
-        stream.write(cursors.astype("<i8").tobytes())
-        stream.flush()
-
-    @classmethod
-    def receive(cls, stream: IO[bytes]) -> "tuple[WorkerPlan, Int64s]":
-        """Receive what ``send`` sent; EOFError if the parent ended before all of it came."""
-        line = stream.readline()
-        if not line.endswith(b"\n"):
-            raise EOFError
-        fields = json.loads(line)
-        # JSON made plain objects of the inner dataclasses.
-        fields["settings"] = RowSettings(**fields["settings"])
-        batches = fields["assignment"].pop("batches")
-        schedule = BatchSchedule(batches["size"], tuple((count, size) for count, size in batches["ramp"]))
-        fields["assignment"] = StreamAssignment(batches=schedule, **fields["assignment"])
-        fields["sources"] = [SourcePlan(**source) for source in fields["sources"]]
-        plan = cls(**fields)
-        shape = (plan.assignment.streams, len(plan.sources), 3)
-        content = stream.read(8 * math.prod(shape))
-        if len(content) != 8 * math.prod(shape):
-            raise EOFError
-        return plan, np.frombuffer(content, dtype="<i8").reshape(shape)
-
 
 class Frame(NamedTuple):
-    """One message of a worker: a row, a note or an error."""
+    """One message of a worker: a row. Notes for the user are texts."""
 
-    # ROW; SKIPPED if the stream passed a row that another rank takes; NOTE for the user; or, as the last frame, an
-    # error of the data, of storage, or an internal one.
-    kind: int
-    sample: int  # global sample; -1 for notes and errors, as are stream and source
+    sample: int  # global sample
     stream: int  # index of the stream
     source: int  # index of the source
     cursor: StreamCursor  # position of the stream after this row
-    content: bytes  # the row (see ``pack_row``), or the message
-
-    def send(self, stream: IO[bytes]) -> None:
-        numbers = (self.kind, self.sample, self.stream, self.source, *self.cursor, len(self.content))
-        stream.write(np.array([numbers], dtype=_HEAD).tobytes())
-        stream.write(self.content)
-
-    @classmethod
-    def receive(cls, stream: IO[bytes]) -> "Frame | None":
-        """Read the next frame; None if the worker has ended, also in the middle of a frame."""
-        head = stream.read(_HEAD.itemsize)
-        if len(head) < _HEAD.itemsize:
-            return None
-        kind, sample, stream_index, source, block, row, offset, size = np.frombuffer(head, dtype=_HEAD)[0].item()
-        content = stream.read(size)
-        if len(content) < size:
-            return None
-        return cls(kind, sample, stream_index, source, StreamCursor(block, row, offset), content)
+    content: bytes  # the row (see ``pack_row``); empty if another rank takes it, and the stream has only passed it
 
 
 def pack_row(inputs_S: Int64s, labels_S: Int64s, positions_S: Int64s | None) -> bytes:

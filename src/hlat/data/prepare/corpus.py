@@ -38,11 +38,12 @@ from hlat.data.prepare.work_units import CorpusPosition, UnitIndex, UnitSpan, Wo
 from hlat.data.prepared.bad_rows import BadRowCounter
 from hlat.data.source_file import SourceFile, read_beginnings
 from hlat.data.stores.fetching import prefetch_in_order
-from hlat.data.stores.local_files import checksum_matches, with_checksum, write_atomic
+from hlat.data.stores.local_files import checksum_matches, with_checksum
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.load import describe_tokenizer, load_saved, load_tokenizer
 from hlat.data.tokenizers.training import sample_texts, train_bpe, train_char
 from hlat.runtime.errors import DataError, StorageError
+from hlat.runtime.storage.local_files import write_atomic
 
 _UNIT_ROWS = 1 << 18  # upper bound: rows without text add no bytes to a unit, and every bad row is listed in its index
 

@@ -56,10 +56,11 @@ from hlat.data.prepared.settings import content_settings, setting_differences
 from hlat.data.prepared.shards import token_dtype
 from hlat.data.source_file import SourceFile
 from hlat.data.source_listing import SourceNotFoundError, check_first_bytes
-from hlat.data.stores.local_files import convert_disk_errors, sync_folder
+from hlat.data.stores.local_files import convert_disk_errors
 from hlat.data.stores.remote import local_path
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.runtime.errors import DataError
+from hlat.runtime.storage.local_files import sync_to_disk
 from hlat.runtime.terminal import plural
 from hlat.runtime.urls import is_url
 
@@ -158,7 +159,7 @@ def prepare_partition(
                 config, corpus, settings, (part, parts), staging, workers or config.workers, report
             )
             staging.root.rename(folder / FINISHED)
-            sync_folder(folder)
+            sync_to_disk(folder)
             shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
             return record
 
@@ -231,7 +232,7 @@ def train_tokenizer(config: DataConfig, folder: str | Path, progress: ProgressCa
         corpus = Corpus(files, range(len(files)), config.unreadable_rows)
         plan = plan_split(config, corpus, work / "characters.json", report)
         tokenizer, _ = make_tokenizer(config, corpus, plan, target, report)
-        sync_folder(target.parent)
+        sync_to_disk(target.parent)
         shutil.rmtree(work, ignore_errors=True)
     return tokenizer
 
@@ -285,7 +286,7 @@ def _build_partition(
     # last: the record names every unit, so all of them exist
     write_record(staging.root / _PARTITION_FILE, record)
     for written in (staging.out, staging.units, staging.root):
-        sync_folder(written)
+        sync_to_disk(written)
     return record
 
 

@@ -59,9 +59,9 @@ from hlat.data.prepared.settings import recipe_locations, recipe_source_names, s
 from hlat.data.prepared.shards import CHECKSUM_SUFFIX, BoundaryWriter, ShardWriter, token_dtype
 from hlat.data.source_file import SourceFile, Stamp
 from hlat.data.source_listing import doubts
-from hlat.data.stores.local_files import sync_folder, write_atomic
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.runtime.errors import DataError
+from hlat.runtime.storage.local_files import sync_to_disk, write_atomic
 from hlat.runtime.terminal import plural
 
 HASHES = "hashes.json"
@@ -327,10 +327,10 @@ def complete_staging(
         places=recipe_locations(config),
         sources=[SourceRecord.from_file(file) for file in files],
     )
-    sync_folder(staging.out)
+    sync_to_disk(staging.out)
     # After the other files are on disk: a staging folder with a manifest is complete.
     write_data_manifest(staging.out, manifest)
-    sync_folder(staging.out)
+    sync_to_disk(staging.out)
 
 
 def publish(staging: StagingFolder) -> None:
@@ -339,7 +339,7 @@ def publish(staging: StagingFolder) -> None:
     # The manifest last: it makes the folder prepared data.
     for name in [*(name for name in names if name != MANIFEST_FILE), MANIFEST_FILE]:
         (staging.out / name).rename(staging.folder / name)
-    sync_folder(staging.folder)
+    sync_to_disk(staging.folder)
     shutil.rmtree(staging.root)
 
 

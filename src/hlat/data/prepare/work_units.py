@@ -38,9 +38,10 @@ from hlat.data.documents import (
     tokenize_contents,
     tokens_from_bytes,
 )
-from hlat.data.stores.local_files import CHECKSUM_KEY, checksum_matches, with_checksum, write_atomic
+from hlat.data.stores.local_files import CHECKSUM_KEY, checksum_matches, with_checksum
 from hlat.data.tokenizers.base import TokenIdArray, Tokenizer
 from hlat.runtime.errors import DataError
+from hlat.runtime.storage.local_files import write_atomic
 
 Hashes = npt.NDArray[np.uint64]  # Shape (documents, 2): the two 64-bit halves of each hash
 Bools = npt.NDArray[np.bool_]

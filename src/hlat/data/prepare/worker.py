@@ -1,33 +1,27 @@
 """Worker processes and their pool: work units in, numbers of finished units out, a bounded number of units in flight.
 
-    WorkerPool --(a line of JSON, then the documents)--> worker --(unit files)--> staging folder
-               <----------------- {"done": 17} or {"error": ...} ------------
+    WorkerPool --WorkUnit--> helper process --(unit files)--> staging folder
+               <--- its number, or an error ---
 
-A worker is started as a separate program (``python -m hlat.data.prepare.worker``) instead of forked, because the parent
-may have threads of torch. It reads from stdin and writes lines of JSON to stdout. It ends when its stdin is closed, so
-it never outlives the parent. It imports this module, so no torch here.
+A worker is a new interpreter instead of a fork, because the parent may have threads of torch. It imports this module,
+so no torch here.
 """
 
-import json
 import logging
-import os
 import queue
-import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
 
-from hlat.data.documents import SplitRule
-from hlat.data.prepare.work_units import UnitSpan, WorkUnit, write_tokenized_unit
-from hlat.data.stores.local_files import is_disk_error, unwritable_folder_error
+from hlat.data.prepare.work_units import WorkUnit, write_tokenized_unit
+from hlat.data.stores.local_files import convert_disk_errors
 from hlat.data.tokenizers.load import load_saved
 from hlat.runtime.errors import DataError
+from hlat.runtime.helper_process import SINGLE_THREAD, Channel, HelperProcess, PeerEnded, start_program
 from hlat.runtime.process import is_stopped
 from hlat.runtime.progress import ProgressRecord
 
@@ -41,14 +35,14 @@ class WorkerPool:
     def __init__(self, count: int, tokenizer: Path, folder: Path, dtype: str) -> None:
         self._count = count
         self._folder = folder
-        self._settings = {"tokenizer": str(tokenizer), "folder": str(folder), "dtype": dtype}
+        self._settings = tokenizer, folder, dtype
         self._tasks: queue.Queue[WorkUnit | None] = queue.Queue()  # None ends a thread
         self._results: queue.Queue[int | BaseException] = queue.Queue()
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[HelperProcess] = []
         self._threads: list[threading.Thread] = []
         self._idle = set[tuple[int, float]]()  # units, as in _working, whose process did not compute at the last look
-        self._working: dict[int, tuple[str, float]] = {}  # by process: its unit and when that was sent; until told
-        self._no_progress = ProgressRecord(memoryview(bytearray(ProgressRecord.BYTES)))  # knows states of processes
+        # by process id: its process, unit and when that was sent; until told
+        self._working: dict[int, tuple[HelperProcess, str, float]] = {}
 
     def __enter__(self) -> "WorkerPool":
         return self
@@ -62,8 +56,6 @@ class WorkerPool:
             process.kill()  # unfinished units are discarded; finished ones are on disk
         for thread in self._threads:
             thread.join()
-        for process in self._processes:
-            process.wait()
         for half_written in self._folder.glob("*.tmp"):  # left by killed processes: a full disk needs the space
             half_written.unlink()
 
@@ -97,7 +89,7 @@ class WorkerPool:
 
     def _tell_waits(self) -> None:
         """Warn once of each unit whose process has not answered for long, unless it computes."""
-        for pid, (where, begin) in list(self._working.items()):
+        for pid, (process, where, begin) in list(self._working.items()):
             seconds = time.monotonic() - begin
             if seconds <= _PATIENCE:
                 continue
@@ -105,7 +97,7 @@ class WorkerPool:
                 what = f"it is stopped, and `kill -CONT {pid}` continues it"
             elif ProgressRecord.waits_for_disk(pid):
                 what = "it waits for a disk"
-            elif sys.platform == "linux" and self._no_progress.silence(begin, pid):  # others do not tell a state
+            elif sys.platform == "linux" and process.silence(begin):  # others do not tell a state
                 what = "it does not compute"
                 if (pid, begin) not in self._idle:  # it may have been between two computations
                     self._idle.add((pid, begin))
@@ -118,133 +110,40 @@ class WorkerPool:
             _LOG.warning(told, where, pid, seconds, what)
 
     def _start(self) -> None:
-        single_thread = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "hlat.data.prepare.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **single_thread},
-            start_new_session=True,  # Ctrl-C must reach only the parent, which ends its workers itself
+        process = start_program(
+            f"{__name__}:serve", *self._settings, name="a tokenizing process", environment=SINGLE_THREAD
         )
         self._processes.append(process)
         thread = threading.Thread(target=self._serve, args=(process,), daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _serve(self, process: "subprocess.Popen[bytes]") -> None:
+    def _serve(self, process: HelperProcess) -> None:
         """Send units from the queue to one process, and collect its replies, until the queue yields None."""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        where = "start-up"
-        try:
-            process.stdin.write(json.dumps(self._settings).encode() + b"\n")
-            while (unit := self._tasks.get()) is not None:
-                where = unit.where
-                self._working[process.pid] = where, time.monotonic()
-                write_unit(process.stdin, unit)
-                reply = process.stdout.readline()
-                self._working.pop(process.pid, None)
-                self._results.put(self._outcome(reply, unit, process))
-        except BrokenPipeError:
-            self._results.put(_worker_ended(process, where))
-        except BaseException as error:  # of any kind: the main thread waits for a result of each unit
-            self._results.put(error)
-        finally:
-            process.stdout.close()
-            with suppress(OSError):  # the process that would read the rest of the buffer has ended
-                process.stdin.close()
-
-    def _outcome(self, line: bytes, unit: WorkUnit, process: "subprocess.Popen[bytes]") -> int | Exception:
-        """Return the number of the finished unit from a worker's reply, or the error to raise."""
-        if not line:  # the process has ended: it was killed
-            return _worker_ended(process, unit.where)
-        reply = json.loads(line)
-        if "done" in reply:
-            return int(reply["done"])
-        message = reply["error"]["message"]
-        match reply["error"]["kind"]:
-            case "data":
-                return DataError(f"{unit.where}: {message}")
-            case "storage":
-                return unwritable_folder_error(self._folder, message)
-        return RuntimeError(f"a tokenizing process failed on {unit.where}:\n{message}")
+        while (unit := self._tasks.get()) is not None:
+            self._working[process.pid] = process, unit.where, time.monotonic()
+            try:
+                process.send(unit)
+                self._results.put(process.receive())
+            except PeerEnded as end:
+                remedy = "Run again, with fewer data.workers if it happens again; finished work is kept."
+                self._results.put(DataError(f"{unit.where}: {end}, perhaps because memory ran out. {remedy}"))
+            except BaseException as error:  # of any kind: the main thread waits for a result of each unit
+                self._results.put(error)
+            self._working.pop(process.pid, None)
 
 
-def _worker_ended(process: "subprocess.Popen[bytes]", where: str) -> DataError:
-    code = process.wait()
-    cause = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-    return DataError(
-        f"{where}: a tokenizing process {cause}, perhaps because memory ran out. Run again, "
-        "with fewer data.workers if it happens again; finished work is kept."
-    )
-
-
-def write_unit(stream: IO[bytes], unit: WorkUnit) -> None:
-    """Send a unit: a line of JSON with the sizes of its documents, then their bytes."""
-    span, split_rule = unit.span, unit.split_rule
-    header = {
-        "span": span.to_json(),
-        "split_rule": vars(split_rule),
-        "where": unit.where,
-        "are_tokens": unit.are_tokens,
-        "sizes": [len(document) for document in unit.documents],
-    }
-    stream.write(json.dumps(header).encode() + b"\n")
-    for document in unit.documents:
-        stream.write(document)
-    stream.flush()
-
-
-def read_unit(stream: IO[bytes]) -> WorkUnit | None:
-    """Receive a unit; None at the end of the stream, also in the middle of a unit."""
-    line = stream.readline()
-    if not line.endswith(b"\n"):
-        return None
-    header = json.loads(line)
-    documents = [stream.read(size) for size in header["sizes"]]
-    if [len(document) for document in documents] != header["sizes"]:
-        return None
-    span, split_rule = UnitSpan.from_json(header["span"]), SplitRule(**header["split_rule"])
-    return WorkUnit(span, split_rule, documents, header["are_tokens"], header["where"])
-
-
-def main() -> None:
-    """Serve one parent, whose first line is JSON: {"tokenizer": folder, "folder": staging, "dtype": name}."""
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output printed by a library must not be mistaken for a reply
-    line = sys.stdin.buffer.readline()
-    if not line.endswith(b"\n"):  # the parent was interrupted or killed: end without a word
-        return
-    settings = json.loads(line)
-    tokenizer = load_saved(Path(settings["tokenizer"]))
-    units: queue.Queue[WorkUnit] = queue.Queue(maxsize=1)  # the next unit is received while one is tokenized
-    threading.Thread(target=_receive, args=(sys.stdin.buffer, units), daemon=True).start()
+def serve(channel: Channel, tokenizer_folder: Path, folder: Path, dtype: str) -> None:
+    """Tokenize the units of one parent into its staging folder."""
+    tokenizer = load_saved(tokenizer_folder)
     while True:
-        unit = units.get()
-        reply: dict[str, Any]
+        unit, _ = channel.receive()
         try:
-            write_tokenized_unit(unit, tokenizer, Path(settings["folder"]), settings["dtype"])
-            reply = {"done": unit.span.number}
+            with convert_disk_errors(folder):
+                write_tokenized_unit(unit, tokenizer, folder, dtype)
+        except DataError as error:
+            raise DataError(f"{unit.where}: {error}") from error
         except Exception as error:
-            reply = {"error": _describe(error)}
-        replies.write(json.dumps(reply).encode() + b"\n")
-        replies.flush()
-
-
-def _receive(stream: IO[bytes], units: "queue.Queue[WorkUnit]") -> None:
-    while (unit := read_unit(stream)) is not None:
-        units.put(unit)
-    os._exit(0)  # at once, even in the middle of a unit: the parent no longer waits for it
-
-
-def _describe(error: Exception) -> dict[str, str]:
-    """Return the kind and message from which the parent raises the same error."""
-    if isinstance(error, OSError) and is_disk_error(error.errno):
-        return {"kind": "storage", "message": os.strerror(error.errno or 0)}
-    if type(error).__name__ == "DataError":
-        return {"kind": "data", "message": str(error)}
-    return {"kind": "bug", "message": "".join(traceback.format_exception(error))}
-
-
-if __name__ == "__main__":
-    main()
+            error.add_note(unit.where)  # for the traceback of a bug
+            raise
+        channel.send(unit.span.number)

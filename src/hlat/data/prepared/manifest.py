@@ -25,9 +25,10 @@ from hlat.data.formats.base import FileFormat
 from hlat.data.formats.registry import format_named
 from hlat.data.prepared.settings import paths_by_source
 from hlat.data.source_file import SourceFile
-from hlat.data.stores.local_files import CHECKSUM_KEY, checksum_matches, with_checksum, write_atomic
+from hlat.data.stores.local_files import CHECKSUM_KEY, checksum_matches, with_checksum
 from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import DataError
+from hlat.runtime.storage.local_files import write_atomic
 
 Record = dict[str, Any]
 

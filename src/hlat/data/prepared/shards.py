@@ -8,14 +8,11 @@ A shard is a raw little-endian array, written under a temporary name. Before it 
 written to a file next to it. So a shard under its final name is complete. The token file of a unit is removed as soon
 as finished shards contain all its tokens: a preparation needs little more disk space than its result.
 
-Rank 0 starts the process (``python -m hlat.data.prepared.shards``); a thread would take the interpreter from the
-training step. It ends with its parent, and does not read again what an earlier start compared.
+Rank 0 starts the process; a thread would take the interpreter from the training step. It does not read again what an
+earlier start compared.
 """
 
 import hashlib
-import os
-import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +24,10 @@ import numpy.typing as npt
 
 from hlat.data.documents import SPLITS, Split
 from hlat.data.prepared.manifest import DataManifest, read_data_manifest, shard_file
-from hlat.data.stores.local_files import AtomicFileWriter, ContentRecord, sync_folder
+from hlat.data.stores.local_files import AtomicFileWriter, ContentRecord
 from hlat.runtime.errors import DataError
+from hlat.runtime.helper_process import Channel, HelperProcess, PeerEnded, start_program
+from hlat.runtime.storage.local_files import sync_to_disk
 
 CHECKSUM_SUFFIX = ".sha256"  # suffix of the file with the checksum of a shard, while data is being prepared
 _COPY_TOKENS = 1 << 22  # tokens copied at once
@@ -137,7 +136,7 @@ class ShardWriter:
 
     def _finish(self) -> None:
         self._open().close(checksum_suffix=CHECKSUM_SUFFIX)
-        sync_folder(self._folder)  # before the token files that the shard contains are removed
+        sync_to_disk(self._folder)  # before the token files that the shard contains are removed
         self._file = None
         self._full_shards += 1
 
@@ -251,7 +250,7 @@ class ShardContent:
         self._record = ContentRecord(
             [each / _CONTENT_FILE for each in folders], files, _CONTENT_PAGE, manifest.fingerprint, _CONTENT_REMEDY
         )
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: HelperProcess | None = None
         self._lock, self._problem, self._unfinished = threading.Lock(), "", ""
 
     def check(self, split: Split, shard: int, start: int, stop: int) -> None:
@@ -264,11 +263,15 @@ class ShardContent:
     def look_at_process(self) -> str:
         """Return why not all checksums were compared, or ""; DataError for a difference."""
         with self._lock:  # training and evaluation read in threads of their own
-            if self._process is not None and self._process.poll() is not None:
-                output, _ = self._process.communicate()
-                code, self._process = self._process.returncode, None
-                self._problem = output.decode(errors="replace").strip() if code else ""
-                self._unfinished = f"the process that compares them ended with code {code}" if code else ""
+            if self._process is not None and self._process.has_ended():
+                process, self._process = self._process, None
+                try:
+                    process.receive()
+                except PeerEnded as end:
+                    self._unfinished = f"the process that compares them ended with code {end.code}" if end.code else ""
+                except DataError as error:
+                    self._problem = str(error)
+                process.close()
         if self._problem:
             raise DataError(self._problem)
         return self._unfinished
@@ -282,12 +285,11 @@ class ShardContent:
         """Start the process that compares the shards of some splits with their checksums."""
         if splits:
             self._unfinished = "the run has ended before"  # true until the process has ended
-            command = [sys.executable, "-P", "-m", __name__, str(self._folder), ",".join(splits)]
-            self._process = subprocess.Popen(
-                [*command, *map(str, self._folders)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C must reach only the parent, with which it ends
+            self._process = start_program(
+                f"{__name__}:compare_checksums",
+                *(self._folder, splits, self._folders),
+                name="the process that compares checksums",
+                niceness=19,  # training must not become slower by it
             )
 
     def compare(self, splits: Sequence[Split]) -> None:
@@ -298,26 +300,8 @@ class ShardContent:
                 self._record.complete(number, self._paths[number], shard.sha256)
 
 
-def _compare_checksums() -> None:
-    folder, splits, *folders = sys.argv[1:]
-    os.nice(19)  # training must not become slower by it
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    manifest = read_data_manifest(Path(folder))
+def compare_checksums(channel: Channel, folder: Path, splits: Sequence[Split], folders: Sequence[Path]) -> None:
+    """Compare shards as ``ShardContent.compare``; the work of a helper process."""
+    manifest = read_data_manifest(folder)
     assert manifest is not None, "the folder was opened"
-    try:
-        ShardContent(Path(folder), manifest, [Path(each) for each in folders]).compare(
-            [split for split in SPLITS if split in splits.split(",")]
-        )
-    except DataError as error:
-        sys.stdout.write(str(error))
-        sys.exit(1)
-
-
-def _end_with_parent() -> None:
-    while os.read(0, 1):  # not by sys.stdin: Python aborts if a thread is reading from that when it ends
-        pass
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    _compare_checksums()
+    ShardContent(folder, manifest, folders).compare(splits)

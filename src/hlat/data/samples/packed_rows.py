@@ -31,9 +31,10 @@ from hlat.data.prepared.prepared_folder import PreparedData
 from hlat.data.prepared.shards import TokenArray
 from hlat.data.samples.packing import NO_LABEL, BestFitPlan, RowSegment, fill_row, fit_documents
 from hlat.data.source_file import sha256_of
-from hlat.data.stores.local_files import checksum_matches, sync_folder, with_checksum, write_atomic
+from hlat.data.stores.local_files import checksum_matches, with_checksum
 from hlat.model import IGNORED
 from hlat.runtime.errors import DataError
+from hlat.runtime.storage.local_files import sync_to_disk, write_atomic
 
 Int64s = npt.NDArray[np.int64]
 
@@ -284,7 +285,7 @@ def _save_plan(plan: BestFitPlan, folder: Path) -> None:
                 os.fsync(file.fileno())
         sums = with_checksum({name: sha256_of(temporary / f"{name}.npy") for name in _PLAN_ARRAYS})
         write_atomic(temporary / _PLAN_SUMS, json.dumps(sums).encode())
-        sync_folder(temporary)
+        sync_to_disk(temporary)
         if _load_plan(folder) is None:  # otherwise another process has just stored the same plan
             shutil.rmtree(folder, ignore_errors=True)
             temporary.rename(folder)

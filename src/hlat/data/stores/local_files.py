@@ -1,6 +1,6 @@
 """Files of the local disk: written completely or not at all, and damage to them noticed.
 
-    bytes --write--> temporary file --fsync--> --rename--> final name                       (write_atomic)
+    chunks --write--> temporary file --fsync--> --rename--> final name, with a checksum     (AtomicFileWriter)
     record --canonical JSON--> sha256 --> the last key of the record                        (with_checksum)
     page of a file --sha256, 8 bytes--> not recorded yet: write it                          (ContentRecord)
                                         recorded: the same, or a DataError with the file
@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.runtime.errors import DataError, StorageError
+from hlat.runtime.storage.local_files import write_atomic
 
 _DISK_ERRORS = {
     errno.ENOSPC,
@@ -43,25 +44,6 @@ _DISK_ERRORS = {
     errno.EPERM,
     errno.ENAMETOOLONG,
 }
-
-
-def write_atomic(path: Path, *chunks: bytes | memoryview) -> None:
-    """Write a file so that a crash at any moment leaves either the complete file or nothing under its name.
-
-    OSError if the disk refuses the write; no temporary file is left behind.
-    """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        # After the fsync: else a crash could leave the final name with a part of the bytes.
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 class AtomicFileWriter:
@@ -97,15 +79,6 @@ class AtomicFileWriter:
         Path(self._file.name).unlink(missing_ok=True)
         with suppress(OSError):  # closing flushes the buffer, and a full disk refuses that too
             self._file.close()
-
-
-def sync_folder(path: Path) -> None:
-    """Call fsync on a folder, so that creations and renames in it survive a crash."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def is_disk_error(number: int | None) -> bool:

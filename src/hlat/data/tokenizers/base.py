@@ -41,8 +41,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hlat.data.stores.local_files import sync_folder, write_atomic
 from hlat.runtime.errors import DataError
+from hlat.runtime.storage.local_files import sync_to_disk, write_atomic
 
 # The expression of the tokenizers that hlat trains: contractions; words with their combining marks and the space
 # before them; single digits (so that a number of any length has one segmentation); punctuation with the line ends
@@ -243,7 +243,7 @@ class Tokenizer(ABC):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
             write_atomic(folder / name, content)
-        sync_folder(folder)
+        sync_to_disk(folder)
 
 
 def sentencepiece_byte_count(token: str) -> int:

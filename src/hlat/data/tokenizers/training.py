@@ -2,25 +2,22 @@
 
     texts --chunks with the smallest hashes--> sample --train_bpe | train_char--> tokenizer.json
 
-    parent --(a line of JSON, then the texts)--> python -m hlat.data.tokenizers.training --stdout--> tokenizer.json
-           <---- stderr: {"stage": "Compute merges", "current": 17, "total": 4096} ----
+    parent --lists of texts--> helper process --> tokenizer.json
+           <---- (17, 4096): merges so far, and in total
 
 The sample consists of as many chunks as fit. So it depends on the texts alone, every chunk has the same chance, and
 memory is bounded by the sample.
 
 BPE is trained in a process of its own, because the library trains for minutes in one call, during which Python handles
-no signal. It is started as a separate program instead of forked, because the parent may have threads of torch. It is
-killed when the parent leaves; if the parent is killed, it ends at its next line of progress.
+no signal. It is a new interpreter instead of a fork, because the parent may have threads of torch.
 """
 
 import hashlib
 import heapq
 import json
-import struct
-import subprocess
-import sys
+import os
 import threading
-from collections import deque
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import IO
@@ -32,6 +29,7 @@ from hlat.data.tokenizers.base import OWN_PATTERN, cut_text
 from hlat.data.tokenizers.json_tokenizer import CHAR_PATTERN, CharTokenizer, JsonTokenizer
 from hlat.data.tokenizers.tokenizer_files import DEFAULT_CONFIG
 from hlat.runtime.errors import DataError
+from hlat.runtime.helper_process import Channel, PeerEnded, start_program
 
 BYTES = 256
 
@@ -147,9 +145,8 @@ def _chunks(texts: Iterable[str]) -> Iterator[str]:
 STAGE = "train tokenizer"  # stage of its progress reports, which count merges; the total is 0 until merging begins
 
 _PROGRESS_INTERVAL = 0.2  # seconds between two reports
-_TEXT_LENGTH = struct.Struct("<Q")
 _MERGING = "Compute merges"
-_ERROR_LINES = 20  # lines of an error that are shown
+_SENT_CHARACTERS = 1 << 20  # of texts in one message
 
 
 def train_bpe_in_process(
@@ -159,92 +156,66 @@ def train_bpe_in_process(
 
     ``progress`` is called on this thread. DataError if the process was killed, perhaps because memory ran out.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "hlat.data.tokenizers.training"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C reaches only the parent, which ends this process itself
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    state, output, most = _Progress(), list[bytes](), vocab_size - BYTES - len(special)
-    readers = [
-        threading.Thread(target=lambda: output.append(process.stdout.read()), daemon=True),  # type: ignore[union-attr]
-        threading.Thread(target=state.read, args=(process.stderr,), daemon=True),
-    ]
-    settings = json.dumps({"vocab_size": vocab_size, "special": list(special)}).encode() + b"\n"
-    writer = threading.Thread(target=_send, args=(process.stdin, settings, texts), daemon=True)
+    most, merges = vocab_size - BYTES - len(special), (0, 0)
+    name = "the process that trains the tokenizer"
+    process = start_program(f"{__name__}:train_here", vocab_size, special, name=name)
+    writer = threading.Thread(target=_send, args=(process.channel, texts), daemon=True)
+    writer.start()
     try:
-        for thread in (*readers, writer):
-            thread.start()
-        running = True
-        while running:
-            readers[0].join(_PROGRESS_INTERVAL)  # in short waits, so that Ctrl-C is handled between them
-            running = any(thread.is_alive() for thread in readers)
-            done, total = state.merges
-            progress(STAGE, done, min(total, most))  # the library's total is the size of the vocabulary
-        code = process.wait()
+        while not isinstance(found := process.receive(_PROGRESS_INTERVAL), bytes):  # Ctrl-C is handled in between
+            merges = found or merges
+            progress(STAGE, merges[0], min(merges[1], most))  # the library's total is the size of the vocabulary
+        return found
+    except PeerEnded as end:
+        remedy = "Run again, with a smaller data.tokenizer.train_bytes if it happens again."
+        raise DataError(f"{end}, perhaps because memory ran out. {remedy}") from None
     finally:
         process.kill()
-        process.wait()
         writer.join()
-        for thread in readers:
-            thread.join()
-        for stream in (process.stdout, process.stderr):
-            stream.close()
-    if code:
-        raise _ended(code, state.other_lines)
-    return output[0]
 
 
-class _Progress:
-    """Reads the child's reports: merges so far, and lines that are no reports."""
-
-    def __init__(self) -> None:
-        self.merges = (0, 0)
-        self.other_lines: deque[str] = deque(maxlen=_ERROR_LINES)
-
-    def read(self, stream: IO[bytes]) -> None:
-        for line in stream:
-            try:
-                report = json.loads(line)
-                if report["stage"] == _MERGING:
-                    self.merges = (int(report["current"]), int(report["total"]))
-            except (ValueError, KeyError, TypeError):
-                self.other_lines.append(line.decode("utf-8", "replace").rstrip())
-
-
-def _send(stream: IO[bytes], settings: bytes, texts: Iterable[str]) -> None:
-    with suppress(BrokenPipeError), stream:  # a child that has ended is reported by its exit code
-        stream.write(settings)
+def _send(channel: Channel, texts: Iterable[str]) -> None:
+    """Send lists of texts, then an empty one."""
+    together: list[str] = []
+    characters = 0
+    with suppress(PeerEnded):  # which the parent's main thread tells
         for text in texts:
-            encoded = text.encode()
-            stream.write(_TEXT_LENGTH.pack(len(encoded)))
-            stream.write(encoded)
+            together.append(text)
+            characters += len(text)
+            if characters > _SENT_CHARACTERS:
+                channel.send(together)
+                together, characters = [], 0
+        if together:
+            channel.send(together)
+        channel.send([])
 
 
-def _ended(code: int, lines: Iterable[str]) -> Exception:
-    if code < 0:
-        return DataError(
-            f"the process that trains the tokenizer was killed by signal {-code}, perhaps because memory ran out. Run "
-            "again, with a smaller data.tokenizer.train_bytes if it happens again."
-        )
-    return RuntimeError("training the tokenizer failed:\n" + "\n".join(lines))
+def train_here(channel: Channel, vocab_size: int, special: Sequence[str]) -> None:
+    """Train on the texts of the parent, and send the merges so far, then tokenizer.json; the work of a helper."""
+    # The library prints its reports on standard error. They are for the parent, everything else is for the user.
+    reading, writing = os.pipe()
+    user = os.fdopen(os.dup(2), "wb", buffering=0)
+    os.dup2(writing, 2)
+    threading.Thread(target=_report, args=(channel, os.fdopen(reading, "rb"), user), daemon=True).start()
+    channel.send(build_bpe(_received(channel), vocab_size, special, report=True))
 
 
-def _received(stream: IO[bytes]) -> Iterator[str]:
-    while len(head := stream.read(_TEXT_LENGTH.size)) == _TEXT_LENGTH.size:
-        yield stream.read(_TEXT_LENGTH.unpack(head)[0]).decode()
+def _report(channel: Channel, lines: IO[bytes], user: IO[bytes]) -> None:
+    told = 0.0
+    for line in lines:
+        try:
+            report = json.loads(line)
+            current, total, is_merging = int(report["current"]), int(report["total"]), report["stage"] == _MERGING
+        except (ValueError, KeyError, TypeError):
+            with suppress(OSError):
+                user.write(line)
+            continue
+        if is_merging and (current == total or time.monotonic() - told > _PROGRESS_INTERVAL):
+            told = time.monotonic()
+            with suppress(PeerEnded):
+                channel.send((current, total))
 
 
-def _train_in_this_process() -> None:
-    settings = json.loads(sys.stdin.buffer.readline())
-    content = build_bpe(_received(sys.stdin.buffer), settings["vocab_size"], settings["special"], report=True)
-    sys.stdout.buffer.write(content)
-    sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    _train_in_this_process()
+def _received(channel: Channel) -> Iterator[str]:
+    while texts := channel.receive()[0]:
+        yield from texts

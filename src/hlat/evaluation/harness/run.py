@@ -19,7 +19,6 @@ from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
-from hlat.data import write_atomic
 from hlat.evaluation.code_execution.sandbox import CodePermission, unconfined_execution
 from hlat.evaluation.harness.suites import (
     RESULTS,
@@ -34,6 +33,7 @@ from hlat.evaluation.responses import Progress, ServedModel, ServingOptions, ser
 from hlat.model import count_parameters
 from hlat.runtime.distributed.join import Runtime
 from hlat.runtime.errors import DataError, StorageError
+from hlat.runtime.storage.local_files import write_atomic
 from hlat.training import TaskRequest
 
 _LOG = logging.getLogger(__name__)

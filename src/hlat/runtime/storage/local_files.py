@@ -1,7 +1,8 @@
-"""Local files: what a file is by its first bytes, the text of a small one, and fsync.
+"""Local files: what a file is by its first bytes, the text of a small one, and files that are written whole.
 
     first bytes --recognize--> nothing known, or what the file is and what would work
     recipe, config.json, catalog --read_small_file--> text: a regular file, UTF-8, of limited size
+    bytes --atomic_file, write_atomic--> temporary file --fsync--> --rename--> final name: complete, or absent
     file or folder --sync_to_disk--> it survives a power failure
 
 The tables here are the only list of such bytes: readers of corpora, tokenizers and weights ask when content contradicts
@@ -11,8 +12,10 @@ a name. Pointers and error pages come first, since they are text and would be re
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 HEAD_BYTES = 1024  # bytes of a file that ``recognize`` looks at
 _UNPACK = "Unpack it first."
@@ -212,6 +215,39 @@ def read_small_file(path: Path, limit: int = _MIB, kind: str = "such a file") ->
 
 def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # opening a pipe without a writer would block
+
+
+@contextmanager
+def atomic_file(path: Path, *, sync: bool = True, sync_folder: bool = False) -> Iterator[IO[bytes]]:
+    """Yield a file that replaces ``path`` when the block has ended, and is removed if that fails.
+
+    A crash at any moment leaves the old file or the complete new one under the name. ``sync`` False leaves out the
+    fsync, so this holds for a killed process, but not for a power failure. With ``sync_folder`` the new file is what a
+    power failure leaves once the block has ended. OSError if the disk refuses.
+    """
+    # In the same folder, because a rename works within one file system. With a random name, because several processes,
+    # perhaps of other machines, may write at the same time.
+    temporary = path.with_name(f"{path.name}.{os.urandom(4).hex()}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            if sync:  # before the rename: else a power failure could leave the final name with a part of the bytes
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if sync_folder:
+        sync_to_disk(path.parent)
+
+
+def write_atomic(
+    path: Path, *chunks: bytes | memoryview, sync: bool = True, sync_folder: bool = False
+) -> None:  # arguments and errors as for ``atomic_file``
+    """Write a file completely or not at all."""
+    with atomic_file(path, sync=sync, sync_folder=sync_folder) as file:
+        file.writelines(chunks)
 
 
 def sync_to_disk(path: Path) -> None:

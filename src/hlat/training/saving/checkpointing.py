@@ -40,8 +40,8 @@ from hlat.checkpoint import (
 from hlat.config import CheckpointConfig, Recipe
 from hlat.model import initialise
 from hlat.resilience import open_saver_progress, record_durable_step, record_saver, reset_durable_step
-from hlat.runtime.distributed.helper_process import HelperProcess, start_helper
 from hlat.runtime.errors import StorageError
+from hlat.runtime.helper_process import HelperProcess, start_helper
 from hlat.runtime.process import RankInfo
 from hlat.runtime.progress import ProgressRecord, enter_phase
 from hlat.runtime.randomness import seed_generators

@@ -9,7 +9,6 @@ ranks differ again before the run has passed that step, PersistentCorruptionErro
 """
 
 import json
-import os
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +18,7 @@ from hlat.checkpoint import software_versions
 from hlat.resilience import CorruptionIncident, Mismatch, ReplicaCheck
 from hlat.runtime.errors import CorruptionError, PersistentCorruptionError, StorageError
 from hlat.runtime.progress import enter_phase
-from hlat.runtime.storage.local_files import sync_to_disk
+from hlat.runtime.storage.local_files import write_atomic
 from hlat.runtime.terminal import plural
 from hlat.tracking import OtherRankTracker, Tracker
 from hlat.training.components import StepEnd, TrainingComponent
@@ -161,12 +160,7 @@ def _message(incident: CorruptionIncident, state: RunState) -> str:
 
 
 def _write(path: Path, state: dict[str, Any]) -> None:
-    new = path.with_name(path.name + ".tmp")
     try:
-        new.write_text(json.dumps(state, indent=1))
-        # Before the rename: after a crash the name must not stand for an empty file.
-        sync_to_disk(new)
-        os.replace(new, path)  # noqa: PTH105  (the atomic rename)
-        sync_to_disk(path.parent)
+        write_atomic(path, json.dumps(state, indent=1).encode(), sync_folder=True)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror}") from error

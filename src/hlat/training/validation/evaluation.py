@@ -27,7 +27,8 @@ from typing import Any
 
 from hlat.checkpoint import RecipeChange
 from hlat.config import Recipe
-from hlat.data import PreparedData, ValidationData, check_vocabulary, write_atomic
+from hlat.data import PreparedData, ValidationData, check_vocabulary
+from hlat.runtime.storage.local_files import write_atomic
 from hlat.training.validation.losses import LossEvaluator, ValidationResult, validate
 from hlat.training.validation.tasks import (
     PromptSet,

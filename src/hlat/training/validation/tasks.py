@@ -28,10 +28,11 @@ from typing import Annotated, NamedTuple
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hlat.data import Tokenizer, write_atomic
+from hlat.data import Tokenizer
 from hlat.model import IGNORED, next_tokens
 from hlat.parallel import MicroBatch
 from hlat.runtime.errors import DataError, StorageError
+from hlat.runtime.storage.local_files import write_atomic
 from hlat.training.validation.losses import LossEvaluator, split_batches
 
 _SHOWN_PROBLEMS = 10  # problems of a file that an error lists

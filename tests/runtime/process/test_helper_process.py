@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from hlat.runtime import helper_process as helper_module
 from hlat.runtime.backend import table
-from hlat.runtime.distributed import helper_process as helper_module
-from hlat.runtime.distributed.helper_process import Channel, start_helper
+from hlat.runtime.errors import DataError, HlatError, StorageError
+from hlat.runtime.helper_process import Channel, PeerEnded, start_helper
 
 
 @pytest.fixture(params=["fork", "new interpreter"])
@@ -45,17 +46,17 @@ def test_messages_and_files_are_exchanged_and_signals_are_ignored(start, tmp_pat
     with (tmp_path / "a").open("rb") as file:
         process.channel.send({"a": 1}, [file.fileno()])
     process.channel.send("more")
-    assert process.channel.receive(60)[0] == ({"a": 1}, ["of the file"], True)
-    assert process.channel.receive(60)[0] == ("more", [], True)
-    assert process.channel.receive(0) is None
+    assert process.receive(60) == ({"a": 1}, ["of the file"], True)
+    assert process.receive(60) == ("more", [], True)
+    assert process.receive(0) is None
 
 
 def test_a_killed_helper_is_noticed(start):
     process = start(echo)
     os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(EOFError):
-        process.channel.receive(60)
-    with pytest.raises(EOFError):
+    with pytest.raises(PeerEnded, match="a helper process was killed by signal 9"):
+        process.receive(60)
+    with pytest.raises(PeerEnded):
         process.channel.send("nobody receives this")
     assert process.wait() == -signal.SIGKILL
     process.kill()
@@ -77,7 +78,7 @@ def test_a_helper_sees_the_closed_channel(start):
 
 def never_read(channel: Channel) -> None:
     """Helper: never read the channel."""
-    channel.on_peer_exit(lambda: os._exit(8), lambda: 0.0)
+    channel.on_parent_exit(lambda: os._exit(8))
     signal.pause()
 
 
@@ -89,8 +90,7 @@ def test_a_helper_that_hangs_is_ended_by_the_closed_channel(start):
 
 def report_unread(channel: Channel) -> None:
     """Helper: report unread messages and receive them, until the channel is closed."""
-    first = channel.receive()
-    assert first is not None
+    channel.receive()
     while not channel.has_unread():
         time.sleep(0.01)
     channel.send("something")
@@ -102,7 +102,7 @@ def test_unread_messages_are_reported(start):
     process = start(report_unread)
     process.channel.send("first")
     process.channel.send("second")
-    assert [process.channel.receive(), process.channel.receive()] == [("something", []), ("nothing", [])]
+    assert [process.receive(), process.receive()] == ["something", "nothing"]
     process.close()
     assert process.wait() == 0
 
@@ -112,7 +112,7 @@ def test_a_helper_keeps_no_inherited_connection_open(start):
     reading, writing = os.pipe()
     process = start(echo)
     process.channel.send("begun?")
-    assert process.channel.receive(60) is not None
+    assert process.receive(60) is not None
     os.close(writing)
     assert select.select([reading], [], [], 20)[0], "another process holds the other end"
     assert os.read(reading, 1) == b"", "end of file"
@@ -125,7 +125,7 @@ def test_a_helper_keeps_no_file_of_a_device_open(start, monkeypatch):
     with Path("/dev/zero").open("rb"), Path("/dev/full").open("wb"):
         process = start(echo)
         process.channel.send("begun?")
-        assert process.channel.receive(60) is not None
+        assert process.receive(60) is not None
         found = {str(entry.readlink()) for entry in Path(f"/proc/{process.pid}/fd").iterdir()}
     assert "/dev/zero" not in found
     assert ("/dev/full" in found) == (helper_module._may_fork()), "a forked helper keeps other files"
@@ -137,15 +137,31 @@ def test_the_files_of_all_known_drivers_are_device_files():
     assert not any(table.is_device_file(path) for path in ("/dev/null", "/dev/shm/nvidia", "/home/dev/nvidia0"))
 
 
+class AwayError(StorageError):
+    """An error of another module."""
+
+
 def fail(channel: Channel) -> None:
-    """Helper: raise an error."""
-    raise KeyError("a bug")
+    """Helper: raise the error that it receives."""
+    raise channel.receive()[0]
 
 
-def test_a_traceback_is_printed_on_standard_error(start, capfd):
-    assert start(fail).wait() == 1
-    printed = capfd.readouterr().err
-    assert "Traceback" in printed and "KeyError: 'a bug'" in printed
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (AwayError("the store is away"), StorageError, "the store is away"),
+        (DataError("a row"), DataError, "a row"),
+        (KeyError("a bug"), RuntimeError, r"a helper process failed:\nTraceback (.*\n)*KeyError: 'a bug'"),
+    ],
+    ids=["of a module", "data", "bug"],
+)
+def test_an_error_of_the_work_is_raised_by_its_parent(start, error, kind, text):
+    """An error of a user arrives with its sentence and its class here, any other one as a traceback."""
+    process = start(fail)
+    process.send(error)
+    with pytest.raises(RuntimeError if kind is RuntimeError else HlatError, match=f"^{text}") as raised:
+        process.receive()
+    assert type(raised.value) is kind and process.wait() == 1
 
 
 def test_a_forked_helper_does_not_run_the_parents_cleanup(tmp_path: Path):
