@@ -23,8 +23,8 @@ from torch import nn
 
 from hlat.model.architectures import norm_place
 from hlat.model.architectures.base import NormPlace
+from hlat.model.attention import WIDEST_HEAD
 from hlat.model.decoder import Decoder
-from hlat.model.kernels.attention import WIDEST_HEAD
 from hlat.model.kernels.library import DTYPES, SUFFIXES, find_openmp, find_run
 from hlat.model.kernels.source import KERNEL_FLAGS
 from hlat.model.kv_cache import KVCache
