@@ -13,7 +13,7 @@ from hlat.model import IGNORED, build
 from hlat.parallel import build_parallel
 from hlat.runtime.distributed.join import Runtime
 from hlat.training import accumulate_gradients
-from hlat.training.step import PhaseTimer
+from hlat.training.components import PhaseTimer
 from hlat.training.validation.losses import SingleProcessModel, validate
 
 CPU = torch.device("cpu")

@@ -31,22 +31,24 @@ from hlat.model import (
 )
 from hlat.optim import LocalMatrices, WholeMatrices
 from hlat.parallel.data_parallel import (
+    MicroBatch,
     ReplicatedGradients,
     all_reduce_gradients,
     configure_micro_batch,
     gathered_parameters,
     owned_rows,
+    pass_label,
     reshard,
     shard_model,
     sharded_parameters,
     sum_of_squares,
+    sum_on_host,
     sum_over_world,
     unsharded_gradients,
 )
 from hlat.parallel.device_support import compile_blocks, decide_compilation, device_problems, needs_whole_matrices
 from hlat.parallel.layout import Layout, StepShape
 from hlat.parallel.matrix_exchange import MatrixExchange, MatrixPlan
-from hlat.parallel.passes import MicroBatch, pass_label, sum_on_host
 from hlat.parallel.process_groups import ProcessGroups, create_process_groups, try_groups
 from hlat.parallel.stages.stage_layers import rank_model_shards
 from hlat.parallel.tensor_parallel import parallelize_block, parallelize_embedding_and_head

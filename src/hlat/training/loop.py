@@ -27,7 +27,16 @@ from hlat.runtime.progress import enter_phase, enter_stage, observe_phases
 from hlat.runtime.storage.run_folder import EarlierAttempt, RunFolder, hold_run_folder, open_run_folder
 from hlat.tracking import OtherRankTracker, Tracker, check_installed, open_tracker
 from hlat.training.batches import BatchPrefetcher
-from hlat.training.components import ComponentList, LoopStart, StepEnd, TrainingComponent
+from hlat.training.components import (
+    ComponentList,
+    LoopStart,
+    PhaseTimer,
+    StepEnd,
+    StepResult,
+    TrainingComponent,
+    accumulate_gradients,
+    update,
+)
 from hlat.training.interruptions import Deadline, StopRequest, explained_out_of_memory
 from hlat.training.numerics import configure_rounding
 from hlat.training.optional_components import installed_components
@@ -37,7 +46,6 @@ from hlat.training.saving.checkpointing import Checkpointer, background_saver, r
 from hlat.training.saving.corruption_check import CorruptionCheck
 from hlat.training.saving.exports import WeightExports
 from hlat.training.start import RunOrigin, announce, has_begun, record_attempt, record_early_failure, run_lock
-from hlat.training.step import PhaseTimer, StepResult, accumulate_gradients, update
 from hlat.training.step_metrics import MetricsCollection, MetricsLines, report_anomaly
 from hlat.training.validation.losses import ValidationResult
 
@@ -116,35 +124,49 @@ def run(
         )
         folder = _lock_run_folder(stack, recipe, runtime, stream)
         open_run_folder(recipe.run_dir, earlier)  # again: the folder may have changed while waiting for the lock
-        resumes = runtime.ranks.run_on_rank0(lambda: has_begun(recipe.run_dir))
-        # A new run is recorded before data is prepared, so that one that dies early leaves its recipe. One that goes on
-        # is recorded once it is accepted.
-        if not resumes:
-            runtime.ranks.run_on_rank0(lambda: record_attempt(recipe, runtime, origin))
-        try:
-            with explained_out_of_memory(recipe, runtime, lambda: 0):
-                state = build_run_state(recipe, runtime, folder, data_progress, require_step, earlier)
-        except HlatError as error:
-            if runtime.ranks.is_first:
-                record_early_failure(recipe, error)
-            raise
-        if resumes:
-            runtime.ranks.run_on_rank0(lambda: record_attempt(recipe, runtime, origin))
-        if folder.run_id is not None:
-            record_run_id(folder.run_id)
+        state = _build(recipe, runtime, folder, data_progress, require_step, earlier, origin)
         tracker = _open_tracker(state, stream)
         stack.enter_context(tracker)
         announce(state, tracker)
-        corruption_check = CorruptionCheck(state, tracker)
-        checkpointer = Checkpointer(state, tracker, corruption_check, background_saver(saver, state))
+        checkpointer = Checkpointer(state, tracker, CorruptionCheck(state, tracker), background_saver(saver, state))
         first_step = state.step
         try:
             with explained_out_of_memory(state.recipe, runtime, lambda: state.step - first_step):
-                return _train(state, tracker, profile, corruption_check, checkpointer)
+                return _train(state, tracker, profile, checkpointer)
         except HlatError as error:
             with suppress(StorageError):  # the error may be about this very disk
                 tracker.event("error", step=state.step, message=str(error))
             raise
+
+
+def _build(
+    recipe: Recipe,
+    runtime: Runtime,
+    folder: RunFolder,
+    data_progress: DataProgress,
+    require_step: int | None,
+    earlier: EarlierAttempt | None,
+    origin: RunOrigin | None,
+) -> RunState:
+    """Build the run, and record this attempt or why it failed. Collective."""
+    ranks = runtime.ranks
+    resumes = ranks.run_on_rank0(lambda: has_begun(recipe.run_dir))
+    # A new run is recorded before data is prepared, so that one that dies early leaves its recipe. One that goes on is
+    # recorded once it is accepted.
+    if not resumes:
+        ranks.run_on_rank0(lambda: record_attempt(recipe, runtime, origin))
+    try:
+        with explained_out_of_memory(recipe, runtime, lambda: 0):
+            state = build_run_state(recipe, runtime, folder, data_progress, require_step, earlier)
+    except HlatError as error:
+        if ranks.is_first:
+            record_early_failure(recipe, error)
+        raise
+    if resumes:
+        ranks.run_on_rank0(lambda: record_attempt(recipe, runtime, origin))
+    if folder.run_id is not None:
+        record_run_id(folder.run_id)
+    return state
 
 
 def _lock_run_folder(stack: ExitStack, recipe: Recipe, runtime: Runtime, stream: TextIO | None) -> RunFolder:
@@ -180,13 +202,7 @@ def _open_tracker(state: RunState, stream: TextIO | None) -> Tracker | OtherRank
     )
 
 
-def _train(
-    state: RunState,
-    tracker: Tracker | OtherRankTracker,
-    profile: bool,
-    corruption_check: CorruptionCheck,
-    checkpointer: Checkpointer,
-) -> Outcome:
+def _train(state: RunState, tracker: Tracker | OtherRankTracker, profile: bool, checkpointer: Checkpointer) -> Outcome:
     recipe, total = state.recipe, state.recipe.total_steps
     last_step = min(total, state.step + recipe.training.stop_after) if recipe.training.stop_after else total
     result, stop_reason = None, None
@@ -202,8 +218,7 @@ def _train(
         set_step_counter(lambda: state.step)
         prefetcher = stack.enter_context(_open_prefetcher(state, tracker))
         metrics_lines = MetricsLines(state, tracker, timer)
-        exports = WeightExports(state, tracker)
-        components = ComponentList(_components(state, metrics_lines, corruption_check, checkpointer, exports, profile))
+        components = ComponentList(_components(state, tracker, metrics_lines, checkpointer, profile))
         components.begin(LoopStart(recipe, state.runtime, state.step, tracker, stack))
         metrics_lines.write_missing()
         compiles = decide_compilation(recipe, state.runtime.device, state.runtime.world).on
@@ -240,23 +255,19 @@ def _train(
 
 
 def _components(
-    state: RunState,
-    metrics_lines: MetricsLines,
-    corruption_check: CorruptionCheck,
-    checkpointer: Checkpointer,
-    exports: WeightExports,
-    profile: bool,
+    state: RunState, tracker: Tracker | OtherRankTracker, lines: MetricsLines, checkpointer: Checkpointer, profile: bool
 ) -> list[TrainingComponent]:
-    """List the components of the run, in the order in which they are called before and after each step."""
+    """List what the recipe asks for, in the order in which it is called before and after each step."""
+    check = checkpointer.corruption_check
     return [
-        FaultInjection(state),
+        *([FaultInjection(state)] if state.recipe.faults else []),
         *state.components,  # before the save: it has their state
-        corruption_check,
-        MetricsCollection(metrics_lines),
+        *([check] if check.compares else []),
+        MetricsCollection(lines),
         checkpointer,
-        exports,  # of what is durable
-        metrics_lines,  # after the save: validation and the line may fail, and then the step is durable
-        Profiler(profile),
+        *([WeightExports(state, tracker)] if state.recipe.checkpoint.export is not None else []),  # of what is durable
+        lines,  # after the save: validation and the line may fail, and then the step is durable
+        *([Profiler()] if profile else []),
         GarbageCollector(),
     ]
 

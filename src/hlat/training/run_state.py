@@ -11,6 +11,7 @@ is set aside. If there is no trace of the newer one, somebody removed it, or ano
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -182,8 +183,12 @@ class RunState:
 
     def utilization(self, tokens_per_second: float, convention: Literal["causal", "full"]) -> float:
         """Return the model FLOP/s utilization, a share of the peak of all devices."""
-        flops = flops_per_token(self.recipe.model, self.recipe.data.sequence_length, convention)
-        return flops * tokens_per_second / (self.peak.value * self.runtime.world)
+        return self._flops_per_token[convention] * tokens_per_second / (self.peak.value * self.runtime.world)
+
+    @cached_property
+    def _flops_per_token(self) -> dict[Literal["causal", "full"], float]:
+        model, length = self.recipe.model, self.recipe.data.sequence_length
+        return {"causal": flops_per_token(model, length, "causal"), "full": flops_per_token(model, length, "full")}
 
     def check_folder(self) -> None:
         """Raise StateLostError on every rank if the run's folder is gone. Collective."""

@@ -25,9 +25,8 @@ from hlat.runtime.distributed.host_collectives import AsyncMax
 from hlat.runtime.errors import NumericsError
 from hlat.runtime.progress import enter_phase
 from hlat.tracking import OtherRankTracker, Tracker, append_samples
-from hlat.training.components import StepEnd, TrainingComponent
+from hlat.training.components import PhaseTimer, StepEnd, StepResult, TrainingComponent
 from hlat.training.run_state import RunState
-from hlat.training.step import PhaseTimer, StepResult
 from hlat.training.validation.evaluation import EvaluationAttempts, EvaluationResult
 from hlat.training.validation.losses import ValidationResult
 
@@ -158,6 +157,7 @@ class MetricsLines(TrainingComponent):
     def __init__(self, state: RunState, tracker: Tracker | OtherRankTracker, timer: PhaseTimer) -> None:
         self._state, self._tracker, self._timer = state, tracker, timer
         self._tokens_before = state.tokens  # at the last line, or where this process started from
+        self._has_evaluation = bool(state.evaluation)
         self._attempts = EvaluationAttempts(state.recipe.run_dir)
         self.validation: ValidationResult | None = None  # of the last step, if it evaluated
 
@@ -218,7 +218,7 @@ class MetricsLines(TrainingComponent):
 
     def _evaluates(self) -> bool:
         settings = self._state.recipe.evaluation
-        return bool(self._state.evaluation) and (self._due(settings.every_steps) or self._passed(settings.every_tokens))
+        return self._has_evaluation and (self._due(settings.every_steps) or self._passed(settings.every_tokens))
 
     def _due(self, every: int | None) -> bool:
         step = self._state.step
