@@ -8,16 +8,6 @@ if TYPE_CHECKING:
     from hlat.model.activations import RankWorkload as RankWorkload
     from hlat.model.activations import activation_bytes as activation_bytes
     from hlat.model.architectures import model_spec as model_spec
-    from hlat.model.attention import ATTENTION as ATTENTION
-    from hlat.model.attention import attend as attend
-    from hlat.model.attention import attention_heads as attention_heads
-    from hlat.model.attention import attention_is_used_on as attention_is_used_on
-    from hlat.model.attention import attention_kernel as attention_kernel
-    from hlat.model.attention import builds_masks as builds_masks
-    from hlat.model.attention import describe_attention as describe_attention
-    from hlat.model.attention import deterministic_by_default as deterministic_by_default
-    from hlat.model.attention import head_sums_shape as head_sums_shape
-    from hlat.model.attention import recipe_heads as recipe_heads
     from hlat.model.counts import attended_positions as attended_positions
     from hlat.model.counts import block_share as block_share
     from hlat.model.counts import count_parameters as count_parameters
@@ -42,9 +32,23 @@ if TYPE_CHECKING:
     from hlat.model.hf_folder import read_hf as read_hf
     from hlat.model.hf_folder import read_special_ids as read_special_ids
     from hlat.model.hf_folder import write_hf as write_hf
+    from hlat.model.kernels.attention import ATTENTION as ATTENTION
+    from hlat.model.kernels.attention import attend as attend
+    from hlat.model.kernels.attention import attention_heads as attention_heads
+    from hlat.model.kernels.attention import attention_is_used_on as attention_is_used_on
+    from hlat.model.kernels.attention import attention_kernel as attention_kernel
+    from hlat.model.kernels.attention import builds_masks as builds_masks
+    from hlat.model.kernels.attention import describe_attention as describe_attention
+    from hlat.model.kernels.attention import deterministic_by_default as deterministic_by_default
+    from hlat.model.kernels.attention import head_sums_shape as head_sums_shape
+    from hlat.model.kernels.attention import recipe_heads as recipe_heads
     from hlat.model.kernels.library import are_used_on as are_used_on
     from hlat.model.kernels.library import describe_kernels as describe_kernels
     from hlat.model.kernels.library import fuses_in_triton as fuses_in_triton
+    from hlat.model.kernels.matmul import Linear as Linear
+    from hlat.model.kernels.matmul import computing_as_simulated as computing_as_simulated
+    from hlat.model.kernels.matmul import product_library as product_library
+    from hlat.model.kernels.matmul import split_backward as split_backward
     from hlat.model.kernels.source import begin_compilation as begin_compilation
     from hlat.model.kv_cache import DeviceKVCache as DeviceKVCache
     from hlat.model.kv_cache import KVCache as KVCache
@@ -58,10 +62,6 @@ if TYPE_CHECKING:
     from hlat.model.loss import head_loss as head_loss
     from hlat.model.loss import next_tokens as next_tokens
     from hlat.model.loss import row_losses as row_losses
-    from hlat.model.matmul import Linear as Linear
-    from hlat.model.matmul import computing_as_simulated as computing_as_simulated
-    from hlat.model.matmul import product_library as product_library
-    from hlat.model.matmul import split_backward as split_backward
     from hlat.model.parameter_layout import EMBEDDING as EMBEDDING
     from hlat.model.parameter_layout import HEAD as HEAD
     from hlat.model.parameter_layout import RowBlock as RowBlock
@@ -86,7 +86,7 @@ __getattr__ = lazily(
     {
         "activations": "RankWorkload activation_bytes",
         "architectures": "model_spec",
-        "attention": (
+        "kernels.attention": (
             "ATTENTION attend attention_heads attention_is_used_on attention_kernel builds_masks "
             "describe_attention deterministic_by_default head_sums_shape recipe_heads"
         ),
@@ -103,7 +103,7 @@ __getattr__ = lazily(
         "kv_cache": "DeviceKVCache KVCache LayerCache",
         "layers": "DecoderBlock",
         "loss": "CrossEntropy HEAD_ROWS Head IGNORED Reduction head_loss next_tokens row_losses",
-        "matmul": "Linear computing_as_simulated product_library split_backward",
+        "kernels.matmul": "Linear computing_as_simulated product_library split_backward",
         "parameter_layout": (
             "EMBEDDING HEAD RowBlock RowLayout canonical_shapes check_canonical check_layers merge_tied "
             "parameter_layouts"

@@ -29,10 +29,10 @@ from torch import nn
 from hlat.config import ModelConfig
 from hlat.model.architectures import build_block
 from hlat.model.document_attention import DocumentMask, Spans
+from hlat.model.kernels.matmul import Embedding
 from hlat.model.kv_cache import KVCache
 from hlat.model.layers import DecoderBlock, RMSNorm, Rope
 from hlat.model.loss import Head, Reduction, TiedHead, head_loss
-from hlat.model.matmul import Embedding
 from hlat.model.parameter_layout import RowBlock, RowLayout, RowRun, parameter_layouts
 from hlat.model.spec import FULL_MODEL, Initial, ModelShard, vocabulary_rows
 from hlat.runtime.random_keys import stream_key

@@ -23,14 +23,14 @@ from torch import nn
 
 from hlat.model.architectures import norm_place
 from hlat.model.architectures.base import NormPlace
-from hlat.model.attention import WIDEST_HEAD
 from hlat.model.decoder import Decoder
+from hlat.model.kernels.attention import WIDEST_HEAD
 from hlat.model.kernels.library import DTYPES, SUFFIXES, find_openmp, find_run
+from hlat.model.kernels.matmul import Linear
 from hlat.model.kernels.source import KERNEL_FLAGS
 from hlat.model.kv_cache import KVCache
 from hlat.model.layers import Attention, DecoderBlock, FeedForward, RMSNorm, ShardedRMSNorm
 from hlat.model.loss import Head, Reduction, head_loss
-from hlat.model.matmul import Linear
 from hlat.model.spec import FULL_MODEL
 from hlat.runtime.backend.c_library import CompilationFailed, compile_c_library
 from hlat.runtime.backend.table import backend_of

@@ -33,9 +33,15 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from hlat.model.attention import attend_to_ranges, check_attention, check_gradient, differentiable, has_attention
+from hlat.model.kernels.attention import (
+    attend_to_ranges,
+    check_attention,
+    check_gradient,
+    differentiable,
+    has_attention,
+)
 from hlat.model.kernels.library import operator
-from hlat.model.matmul import needs_widening
+from hlat.model.kernels.matmul import needs_widening
 from hlat.model.pointwise import accumulation_dtype
 from hlat.runtime.backend.table import backend_of, is_simulated
 from hlat.runtime.errors import LaunchError

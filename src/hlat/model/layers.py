@@ -26,10 +26,10 @@ import torch
 from torch import nn
 
 from hlat.config import LinearScaling, Llama3Scaling, ModelConfig, RopeConfig
-from hlat.model.attention import attend
 from hlat.model.document_attention import DocumentMask, Spans
+from hlat.model.kernels.attention import attend
+from hlat.model.kernels.matmul import Linear
 from hlat.model.kv_cache import LayerCache
-from hlat.model.matmul import Linear
 from hlat.model.pointwise import rms_norm, rms_norm_of_shard, rotate, swiglu, swiglu_fused
 from hlat.model.spec import FULL_MODEL, ModelShard, gate_up_groups, intermediate_columns, shard_heads
 

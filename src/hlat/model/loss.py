@@ -24,7 +24,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from hlat.model.kernels.library import block_rows, check_operand, check_rows, has_kernels, operator, run
-from hlat.model.matmul import linear, matmul
+from hlat.model.kernels.matmul import linear, matmul
 from hlat.model.pointwise import accumulation_dtype
 
 IGNORED = -100  # label of positions without a target, PyTorch's default ignore_index

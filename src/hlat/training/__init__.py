@@ -7,10 +7,10 @@ from hlat.runtime.lazy import lazily
 if TYPE_CHECKING:
     from hlat.training.components import ComponentList as ComponentList
     from hlat.training.components import StepEnd as StepEnd
-    from hlat.training.components import accumulate_gradients as accumulate_gradients
-    from hlat.training.components import update as update
     from hlat.training.loop import Outcome as Outcome
+    from hlat.training.loop import accumulate_gradients as accumulate_gradients
     from hlat.training.loop import run as run
+    from hlat.training.loop import update as update
     from hlat.training.numerics import configure_rounding as configure_rounding
     from hlat.training.numerics import resolve_determinism as resolve_determinism
     from hlat.training.numerics import resolve_precision as resolve_precision
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "components": "ComponentList StepEnd accumulate_gradients update",
-        "loop": "Outcome run",
+        "components": "ComponentList StepEnd",
+        "loop": "Outcome accumulate_gradients run update",
         "numerics": "configure_rounding resolve_determinism resolve_precision",
         "optional_components": "installed_components requested_components",
         "process": "scheduled_gc",

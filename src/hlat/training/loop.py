@@ -4,19 +4,36 @@ lock the run folder -> build or resume -> announce -> components begin
     -> [ batch -> forward and backward -> anomaly check -> clip -> optimizer -> components -> stop? ] -> components end
                                                |-> roll back to a checkpoint
 
+    a step: this rank's sequences -> micro-batches -> forward, summed loss / tokens of the global batch, backward
+                          -> loss and gradient norm over all ranks -> verdict -> clip -> learning rate -> optimizer
+
+Every micro-batch of every rank divides its loss by the tokens of the global batch. So gradient accumulation and data
+parallelism give exactly the gradient of the global batch, up to the order of additions, even if micro-batches have
+different numbers of labels.
+
+The verdict is computed on the host, which reads loss and norm: one device synchronization in each step. A rejected
+update is not applied at all; it is never multiplied by zero, because zero times NaN is NaN.
+
 Everything else that happens in a step is a component (``hlat.training.components``): saving, validation and metrics
 among them. ``_components`` lists them in the order in which they are called.
 """
 
+import time
+from collections import defaultdict
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TextIO
 
+import torch
+
 from hlat.config import Recipe, refuse_faults
-from hlat.parallel import decide_compilation
-from hlat.resilience import StepVerdict, Watchdog, record_run_id, set_step_counter
+from hlat.data import Batch
+from hlat.optim import Optimizer, learning_rate
+from hlat.parallel import ParallelModel, decide_compilation
+from hlat.resilience import APPLY, StepVerdict, Watchdog, record_run_id, set_step_counter
 from hlat.runtime.backend.faults import collect_dumps
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.join import Runtime, joined_run
@@ -27,16 +44,7 @@ from hlat.runtime.progress import enter_phase, enter_stage, observe_phases
 from hlat.runtime.storage.run_folder import EarlierAttempt, RunFolder, hold_run_folder, open_run_folder
 from hlat.tracking import OtherRankTracker, Tracker, check_installed, open_tracker
 from hlat.training.batches import BatchPrefetcher
-from hlat.training.components import (
-    ComponentList,
-    LoopStart,
-    PhaseTimer,
-    StepEnd,
-    StepResult,
-    TrainingComponent,
-    accumulate_gradients,
-    update,
-)
+from hlat.training.components import ComponentList, LoopStart, StepEnd, StepResult, TrainingComponent
 from hlat.training.interruptions import Deadline, StopRequest, explained_out_of_memory
 from hlat.training.numerics import configure_rounding
 from hlat.training.optional_components import installed_components
@@ -217,7 +225,7 @@ def _train(state: RunState, tracker: Tracker | OtherRankTracker, profile: bool, 
         stop = stack.enter_context(StopRequest(state.runtime.ranks, on_signal, lambda: deadline.has_passed))
         set_step_counter(lambda: state.step)
         prefetcher = stack.enter_context(_open_prefetcher(state, tracker))
-        metrics_lines = MetricsLines(state, tracker, timer)
+        metrics_lines = MetricsLines(state, tracker, timer.reset)
         components = ComponentList(_components(state, tracker, metrics_lines, checkpointer, profile))
         components.begin(LoopStart(recipe, state.runtime, state.step, tracker, stack))
         metrics_lines.write_missing()
@@ -297,3 +305,63 @@ def _training_step(state: RunState, prefetcher: BatchPrefetcher) -> StepResult:
     state.last_batch = local_batch.batch
     state.step += 1
     return result
+
+
+StepCheck = Callable[[float, float], StepVerdict]
+"""Function from loss and gradient norm of a step to its verdict; it returns the same on every rank."""
+
+
+def accumulate_gradients(model: ParallelModel, batch: Batch) -> torch.Tensor:
+    """Add the gradient of the global batch's mean loss to ``.grad``; return this rank's term of the loss."""
+    return model.accumulate_gradients(batch.inputs_BS, batch.labels_BS, batch.positions_BS)
+
+
+def update(
+    model: ParallelModel,
+    optimizer: Optimizer,
+    recipe: Recipe,
+    step: int,
+    loss: torch.Tensor,
+    check: StepCheck | None = None,
+) -> StepResult:
+    """Reduce loss and gradients over all ranks, and update the weights if the verdict applies the update. Collective.
+
+    ``step`` counts from 1, ``loss`` is the result of ``accumulate_gradients``. Without ``check``, the update is always
+    applied, and the device is not waited for.
+    """
+    enter_phase("reduce")
+    loss, norm = model.reduce_loss_and_norm(loss)
+    verdict = APPLY
+    if check is not None:
+        enter_phase("device")
+        verdict = check(*torch.stack((loss, norm)).tolist())
+    enter_phase("optimizer")
+    rate = learning_rate(recipe.schedule, peak=recipe.optimizer.lr, horizon=recipe.horizon_steps, step=step)
+    if verdict.applied:
+        if recipe.optimizer.clip_norm is not None:
+            optimizer.clip_gradients(norm, recipe.optimizer.clip_norm)
+        optimizer.set_learning_rate(rate)
+        optimizer.step()
+    # None instead of zeros: frees the memory, and backward writes gradients without reading them.
+    optimizer.zero_grad(set_to_none=True)
+    return StepResult(loss, norm, rate, verdict)
+
+
+class PhaseTimer:
+    """Seconds per named phase since the last ``reset``; a phase lasts until the next one begins."""
+
+    def __init__(self, first: str = "between", clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._phase, self._since = first, clock()
+
+    def __call__(self, phase: str) -> None:
+        now = self._clock()
+        self._seconds[self._phase] += now - self._since
+        self._phase, self._since = phase, now
+
+    def reset(self) -> dict[str, float]:
+        """Return the seconds per phase, and start again from zero."""
+        self(self._phase)
+        seconds, self._seconds = dict(self._seconds), defaultdict(float)
+        return seconds

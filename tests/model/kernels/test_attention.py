@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.bias import causal_lower_right
 
 from hlat.model import DocumentMask, attend, attention_kernel
-from hlat.model.attention import attend_to_ranges, attention_is_used_on, has_attention, key_ranges
 from hlat.model.kernels import library
+from hlat.model.kernels.attention import attend_to_ranges, attention_is_used_on, has_attention, key_ranges
 from hlat.model.kernels.library import DTYPES
 from hlat.runtime.backend.base import AttentionHeads
 from hlat.runtime.backend.c_library import find_c_compiler
@@ -227,7 +227,7 @@ def test_threads_need_no_more_stack_than_those_of_torch() -> None:
     """256 KiB, which torch's attention needs too; the widest heads, forward and backward, on two threads."""
     code = """
 import torch
-from hlat.model.attention import attend_to_ranges
+from hlat.model.kernels.attention import attend_to_ranges
 torch.set_num_threads(2)
 for dtype in (torch.bfloat16, torch.float32):
     q, k, v = (torch.ones(1, 4, 130, 256, dtype=dtype, requires_grad=True) for _ in range(3))

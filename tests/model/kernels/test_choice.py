@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hlat.model import IGNORED, CrossEntropy, attend, head_loss
-from hlat.model.attention import attention_is_used_on
 from hlat.model.kernels import library
+from hlat.model.kernels.attention import attention_is_used_on
 from hlat.model.kernels.library import are_used_on, describe_kernels, has_kernels
 from hlat.model.pointwise import rms_norm, swiglu
 from hlat.runtime.backend import c_library

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hlat.model import CrossEntropy
-from hlat.model.attention import head_sums_shape
 from hlat.model.document_attention import DOCUMENT_ATTENTION
+from hlat.model.kernels.attention import head_sums_shape
 from hlat.model.pointwise import rms_norm, rotate, swiglu, swiglu_fused
 from tests.support.model.kernel_cases import Results, normal, output_and_gradients, same_bits, torch_only
 

@@ -35,7 +35,7 @@ from hlat.model.kernels.library import (
     operator,
     run,
 )
-from hlat.model.matmul import needs_widening
+from hlat.model.kernels.matmul import needs_widening
 from hlat.precision import MODES
 from hlat.runtime.backend.base import AttentionHeads, AttentionKernel
 from hlat.runtime.backend.table import backend_of
