@@ -11,7 +11,8 @@ import torch
 from hlat.hardware import PeakFlops, load_catalog, peak, peak_flops
 from hlat.hardware import peak as measure
 from hlat.hardware.peak import MatmulRate, measure_matmul
-from hlat.model import matmul, product_library
+from hlat.model import product_library
+from hlat.model.kernels import matmul
 from hlat.runtime.backend import neuron
 from hlat.runtime.backend.base import TORCH
 from hlat.runtime.backend.cpu import CpuBackend

@@ -14,7 +14,8 @@ from hlat.activation_checkpointing.recomputation import LastRecomputed, Recomput
 from hlat.config.sections.model import ModelConfig
 from hlat.config.sections.parallel import ParallelConfig
 from hlat.model import CrossEntropy, head_loss
-from hlat.model.kernels.library import are_used_on, attention_is_used_on
+from hlat.model.kernels.attention import attention_is_used_on
+from hlat.model.kernels.library import are_used_on
 from hlat.model.layers import DecoderBlock, Rope
 from hlat.parallel.layout import StepShape
 from hlat.parallel.stages.backward_memory import EndTensors, loss_peak
