@@ -123,6 +123,14 @@ class Optimizer(torch.optim.Optimizer, ABC):
             for parameter in group["params"]:
                 self.init_state(parameter)
 
+    @staticmethod
+    def _evaluate(closure: Callable[[], Any] | None) -> Any:
+        """Return the loss of ``step(closure)``; None without a closure."""
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of the next step: the schedule's, whose peak is ``optimizer.lr``."""
         for group in self.param_groups:
