@@ -48,7 +48,7 @@ from hlat.config.layout_checks import (
     world_of_models,
     zero_stage,
 )
-from hlat.config.sections.parallel import Schedule, default_virtual_stages
+from hlat.config.sections.training import Schedule, default_virtual_stages
 
 _NAMED_FIXES = 2  # values per field that a remedy names
 _MOST_TRIED = 256  # candidates per field that are tried, nearest first

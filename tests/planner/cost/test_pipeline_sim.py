@@ -13,7 +13,7 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from hlat.activation_checkpointing.plan import passes_in_flight
-from hlat.config.sections.parallel import ParallelConfig
+from hlat.config.sections.training import ParallelConfig
 from hlat.parallel.stages.in_flight import pass_order
 from hlat.planner.cost.step_time import StageTimes, simulate_pipeline
 

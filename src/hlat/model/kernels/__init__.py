@@ -1,4 +1,4 @@
-"""What computes a tensor: code compiled from C for the processor, Triton on GPUs, oneDNN, or torch.
+"""Choice and code of what computes a tensor: C for the processor, Triton on GPUs, oneDNN, or torch.
 
 pointwise operations, loss: are the kernels usable? --yes--> operators ``torch.ops.hlat`` (library.py) --> kernels
                                                     --no---> the formulas in torch of pointwise.py and loss.py

@@ -12,7 +12,7 @@ import torch
 from hlat.activation_checkpointing.plan import POLICIES
 from hlat.activation_checkpointing.recomputation import LastRecomputed, RecomputingForward
 from hlat.config.sections.model import ModelConfig
-from hlat.config.sections.parallel import ParallelConfig
+from hlat.config.sections.training import ParallelConfig
 from hlat.model import CrossEntropy, head_loss
 from hlat.model.kernels.attention import attention_is_used_on
 from hlat.model.kernels.library import are_used_on
