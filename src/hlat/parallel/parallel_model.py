@@ -72,7 +72,7 @@ class ParallelModel:
         self.layout, self.groups, self.stages = layout, groups, stages
         self.config = recipe.model
         self._recipe, self._device, self._rank, self._ranks = recipe, runtime.device, runtime.rank, runtime.ranks
-        self._world = layout.world
+        self._world, self._zero_stage = layout.world, layout.zero
         # Indices of the sequences that this rank computes, of a global batch of a size; asked for every batch
         self.rows: Callable[[int], range] = cache(partial(layout.rows, runtime.rank))
         here = layout.coordinates(runtime.rank)
@@ -195,11 +195,11 @@ class ParallelModel:
         return batch.local(self._spans, self._device)
 
     def _train_micro_batches(self, batches: Sequence[MicroBatch], tokens: torch.Tensor | int) -> torch.Tensor:
-        (model,), zero = self.stages, self.layout.zero
+        (model,) = self.stages
         loss = self._zero.clone()
         for number, (inputs, labels, positions) in enumerate(batches, start=1):
             enter_phase("forward")
-            configure_micro_batch(model, zero, last=number == len(batches))
+            configure_micro_batch(model, self._zero_stage, last=number == len(batches))
             with pass_label("forward", 0, number - 1):
                 term = model(inputs, labels, positions=positions) / tokens
             enter_phase("backward")
