@@ -202,9 +202,9 @@ def _gradients(
 def _attend_backward(*operands: Any) -> None:
     *read, log_sums, first, spans, window, by_q, key_sums, value_sums = operands
     grad, q, k, v, out = _readable(*read)
-    tensors = {"q": q, "k": k, "v": v, "out": out, "gradient": grad, "log_sums": log_sums, "by_q": by_q}
-    tensors |= {"key_sums": key_sums, "value_sums": value_sums}
-    tensors |= dict(zip(_POINTERS, key_ranges(first, spans, window, len(q)), strict=False))
+    begin, last = key_ranges(first, spans, window, len(q))
+    tensors = {"q": q, "k": k, "v": v, "first": begin, "last": last, "out": out, "gradient": grad, "log_sums": log_sums}
+    tensors |= {"by_q": by_q, "key_sums": key_sums, "value_sums": value_sums}
     _, heads, queries, _ = q.shape
     run("attend_backward", q.dtype, _arguments(heads, queries, k.shape, **tensors), len(q) * heads, 1)
 
