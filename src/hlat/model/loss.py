@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from hlat.model.kernels.library import block_rows, check_operand, check_rows, has_kernels, operator, run
+from hlat.model.kernels.library import block_rows, check_operand, check_rows, fields, has_kernels, operator, run
 from hlat.model.kernels.matmul import linear, matmul
 from hlat.model.pointwise import accumulation_dtype
 
@@ -40,7 +40,7 @@ class Loss(ctypes.Structure):
 
     _fields_ = (
         ("width", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("logits", "rows", "peak", "sum", "label", "factor", "first")),
+        *fields(ctypes.c_void_p, "logits", "rows", "peak", "sum", "label", "factor", "first"),
     )
 
 

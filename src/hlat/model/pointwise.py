@@ -30,6 +30,7 @@ from hlat.model.kernels.library import (
     check_operand,
     check_rows,
     describe_rows,
+    fields,
     has_kernels,
     operator,
     place_of_rows,
@@ -129,14 +130,9 @@ class Norm(ctypes.Structure):
     _fields_ = (
         ("width", ctypes.c_int64),
         ("eps", ctypes.c_float),
-        ("x", Rows),
-        ("gradient", Rows),
-        ("weight", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("scale", ctypes.c_void_p),
-        ("partial", ctypes.c_void_p),
-        ("block_rows", ctypes.c_int64),
-        ("blocks", ctypes.c_int64),
+        *fields(Rows, "x", "gradient"),
+        *fields(ctypes.c_void_p, "weight", "out", "scale", "partial"),
+        *fields(ctypes.c_int64, "block_rows", "blocks"),
     )
 
 
@@ -250,10 +246,10 @@ class Rotation(ctypes.Structure):
     """Arguments of ``rotate``, in the order of the struct in C."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("sequence", "groups", "heads", "half")),
-        *((f"{name}_stride", ctypes.c_int64) for name in ("batch", "position", "group", "head")),
-        *((name, ctypes.c_int64) for name in ("table_batch_stride", "table_stride")),
-        *((name, ctypes.c_void_p) for name in ("x", "cos", "sin", "out")),
+        *fields(ctypes.c_int64, "sequence", "groups", "heads", "half"),
+        *fields(ctypes.c_int64, "batch_stride", "position_stride", "group_stride", "head_stride"),
+        *fields(ctypes.c_int64, "table_batch_stride", "table_stride"),
+        *fields(ctypes.c_void_p, "x", "cos", "sin", "out"),
         ("direction", ctypes.c_float),
     )
 
@@ -357,10 +353,7 @@ class _FusedSwiGLU(torch.autograd.Function):
 class Gated(ctypes.Structure):
     """Arguments of ``swiglu`` and ``swiglu_backward``."""
 
-    _fields_ = (
-        ("width", ctypes.c_int64),
-        *((name, Rows) for name in ("gate", "up", "gradient", "gate_out", "up_out")),
-    )
+    _fields_ = (("width", ctypes.c_int64), *fields(Rows, "gate", "up", "gradient", "gate_out", "up_out"))
 
 
 def _swiglu_results(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,7 @@ from hlat.model.kernels.library import (
     check_dtype,
     check_operand,
     describe_build,
+    fields,
     is_available,
     library,
     operator,
@@ -59,19 +60,18 @@ _POINTERS = ("first", "last", "key_sums", "value_sums")  # tensors that C takes 
 class HeadRows(ctypes.Structure):
     """A tensor (batch, heads, rows, width) by its strides in elements; a row is stored without gaps."""
 
-    _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "row")))
+    _fields_ = (("data", ctypes.c_void_p), *fields(ctypes.c_int64, "batch", "head", "row"))
 
 
 class Attended(ctypes.Structure):
     """Arguments of ``attend``, ``attend_backward`` and ``attend_sums``."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("heads", "groups", "queries", "keys", "width")),
-        *((name, ctypes.c_int64) for name in ("padded_keys", "padded_width")),
+        *fields(ctypes.c_int64, "heads", "groups", "queries", "keys", "width", "padded_keys", "padded_width"),
         ("scale", ctypes.c_float),
-        *((name, ctypes.c_void_p) for name in _POINTERS[:2]),
-        *((name, HeadRows) for name in ("q", "k", "v", "out", "gradient", "by_q", "by_k", "by_v", "log_sums")),
-        *((name, ctypes.c_void_p) for name in _POINTERS[2:]),
+        *fields(ctypes.c_void_p, *_POINTERS[:2]),
+        *fields(HeadRows, "q", "k", "v", "out", "gradient", "by_q", "by_k", "by_v", "log_sums"),
+        *fields(ctypes.c_void_p, *_POINTERS[2:]),
     )
 
 

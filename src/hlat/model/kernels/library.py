@@ -139,15 +139,15 @@ def run(name: str, dtype: torch.dtype, arguments: ctypes.Structure, rows: int, b
     found.run(name, dtype, arguments, rows, block_rows)
 
 
+def fields(kind: type, *names: str) -> list[tuple[str, type]]:
+    """Return fields of one C type for a ``ctypes.Structure``."""
+    return [(name, kind) for name in names]
+
+
 class Rows(ctypes.Structure):
     """Rows of a tensor: ``inner`` rows at a stride of elements, and so on for every outer index."""
 
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("inner", ctypes.c_int64),
-        ("outer_stride", ctypes.c_int64),
-        ("inner_stride", ctypes.c_int64),
-    )
+    _fields_ = (("data", ctypes.c_void_p), *fields(ctypes.c_int64, "inner", "outer_stride", "inner_stride"))
 
 
 def describe_rows(x: torch.Tensor) -> tuple[Rows, torch.Tensor]:
