@@ -16,7 +16,7 @@ from mutant_places import ROOT, SOURCE, faulty
 
 # file or folder -> the test files about it, the fastest first; the first pattern that matches is taken
 NEAR: dict[str, str] = {
-    "optim/schedule.py": "optim/test_adamw training/test_witness",
+    "optim/base.py": "optim/test_adamw training/test_witness",
     "optim/adamw.py": "optim/test_adamw optim/test_adamw_bf16 optim/test_restart training/test_witness "
     "optim/test_kernels",
     "optim/": "optim/test_kernels optim/test_adamw_bf16 optim/test_restart",
@@ -42,7 +42,7 @@ NEAR: dict[str, str] = {
     "distributed/layouts/test_same_model",
     "parallel/context_parallel.py": "distributed/layouts/test_same_model distributed/layouts/test_isolation",
     "parallel/": "training/test_witness distributed/layouts/test_same_model",
-    "training/step.py": "training/test_step training/test_witness training/runs/test_anomalous_runs",
+    "training/loop.py": "training/test_step training/test_witness training/runs/test_anomalous_runs",
     "training/step_metrics.py": "training/test_witness cli/test_story training/runs/test_anomalous_runs "
     "training/test_resume",
     "training/evaluation": "training/test_step training/test_witness",

@@ -58,7 +58,7 @@ def hlat_step(side, world, bf16, folder):
     from hlat.optim import build_optimizer
     from hlat.parallel import build_parallel
     from hlat.runtime.distributed.join import join_run
-    from hlat.training.step import accumulate_gradients, update
+    from hlat.training import accumulate_gradients, update
 
     parallel = {name: value if name == "zero" else world for name, value in LAYOUTS[side].items()}
     shares = 1 if {"tensor", "pipeline"} & parallel.keys() else world

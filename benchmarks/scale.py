@@ -46,7 +46,7 @@ from hlat.rehearsal import rehearse_rank
 from hlat.reporting import list_runs, report_page
 from hlat.runtime.distributed.join import fake_rank, joined_run
 from hlat.tracking.records import MetricsFile, read_last_metrics
-from hlat.training.step import accumulate_gradients, update
+from hlat.training import accumulate_gradients, update
 from results import Recorder
 
 Operation = Callable[[], Any]

@@ -11,7 +11,7 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from hlat.activation_checkpointing.plan import passes_in_flight
-from hlat.config.sections.parallel import ParallelConfig
+from hlat.config.sections.training import ParallelConfig
 
 TORCH: dict[str, Any] = {
     "interleaved-1f1b": ScheduleInterleaved1F1B,

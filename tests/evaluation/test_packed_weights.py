@@ -9,7 +9,7 @@ from hlat.evaluation import generate
 from hlat.evaluation.fast_decoding import FEWEST_TOKENS, PackedProduct, pack_weights, packed_weights
 from hlat.evaluation.generation import BatchGenerator, GenerationRequest, plan_generation
 from hlat.model import Decoder, Linear
-from hlat.model import matmul as products
+from hlat.model.kernels import matmul as products
 from hlat.parallel import ForwardModel
 from hlat.runtime.backend.cpu import CpuBackend
 from hlat.runtime.backend.table import backend_of

@@ -10,7 +10,8 @@ import torch
 
 from hlat.hardware import PeakFlops, load_catalog, machine, peak_flops
 from hlat.hardware.machine import MatmulRate, measure_matmul
-from hlat.model import matmul, product_library
+from hlat.model import product_library
+from hlat.model.kernels import matmul
 from hlat.runtime.backend import neuron
 from hlat.runtime.backend.base import TORCH
 from hlat.runtime.backend.cpu import CpuBackend

@@ -12,8 +12,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from hlat.config.sections.model import ModelConfig
 from hlat.model import Decoder, DocumentMask, attention_kernel, build
-from hlat.model import matmul as products
 from hlat.model.document_attention import block_mask
+from hlat.model.kernels import matmul as products
 from hlat.runtime.backend.base import AttentionHeads
 
 B = torch.bfloat16

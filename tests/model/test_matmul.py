@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right
 
 from hlat.model import attend
-from hlat.model import matmul as products
+from hlat.model.kernels import matmul as products
 from hlat.runtime.backend.cpu import CpuBackend
 from tests.support.model.kernel_cases import torch_attention
 

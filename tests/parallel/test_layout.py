@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.config.sections.parallel import ParallelConfig
+from hlat.config.sections.training import ParallelConfig
 from hlat.parallel.layout import Layout
 
 DEGREES = st.tuples(*(st.integers(1, 3) for _ in range(5)))

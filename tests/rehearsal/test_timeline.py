@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hlat.hardware import load_catalog, parse_cluster
-from hlat.parallel.passes import pass_order
+from hlat.parallel.stages.in_flight import pass_order
 from hlat.rehearsal import PARTS, Rehearsal, parse_device, rehearse
 from tests.support.rehearsal.small_recipes import SMALL, recipe_of
 

@@ -13,7 +13,7 @@ import pytest
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from hlat.parallel import data_parallel as fsdp
-from hlat.parallel.passes import pass_order
+from hlat.parallel.stages.in_flight import pass_order
 from hlat.rehearsal import ENDS, PRODUCT, TraceEvent, rehearse
 from tests.support.rehearsal.small_recipes import recipe_of
 

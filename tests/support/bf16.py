@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from hlat.model import matmul
+from hlat.model.kernels import matmul
 from hlat.precision import MODES
 from hlat.runtime.backend.cpu import BACKEND, CpuBackend
 

@@ -23,7 +23,7 @@ _ATTENTION = 8 * 2.0**-9  # scores, probabilities, their gradients and those of 
 
 def run(context: Context) -> None:
     """Check every kernel; first of all, that it is tried: without a compiler torch would be compared with itself."""
-    from hlat.model.kernels.operations import describe_kernels
+    from hlat.model.kernels.library import describe_kernels
     from hlat.optim.adamw import kernel_for
 
     device = torch.device(context.device)

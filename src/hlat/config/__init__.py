@@ -50,19 +50,19 @@ if TYPE_CHECKING:
     from hlat.config.sections.operation import RecoveryConfig as RecoveryConfig
     from hlat.config.sections.operation import TrackingConfig as TrackingConfig
     from hlat.config.sections.operation import refuse_faults as refuse_faults
-    from hlat.config.sections.parallel import INTERLEAVED as INTERLEAVED
-    from hlat.config.sections.parallel import ZERO_BUBBLE as ZERO_BUBBLE
-    from hlat.config.sections.parallel import ParallelConfig as ParallelConfig
-    from hlat.config.sections.parallel import Schedule as Schedule
-    from hlat.config.sections.parallel import compile_obstacle as compile_obstacle
-    from hlat.config.sections.parallel import default_virtual_stages as default_virtual_stages
+    from hlat.config.sections.training import INTERLEAVED as INTERLEAVED
+    from hlat.config.sections.training import ZERO_BUBBLE as ZERO_BUBBLE
     from hlat.config.sections.training import AdamWConfig as AdamWConfig
     from hlat.config.sections.training import MuonConfig as MuonConfig
     from hlat.config.sections.training import OptimizerConfig as OptimizerConfig
+    from hlat.config.sections.training import ParallelConfig as ParallelConfig
     from hlat.config.sections.training import PrecisionConfig as PrecisionConfig
     from hlat.config.sections.training import RampStage as RampStage
     from hlat.config.sections.training import RunConfig as RunConfig
+    from hlat.config.sections.training import Schedule as Schedule
     from hlat.config.sections.training import ScheduleConfig as ScheduleConfig
+    from hlat.config.sections.training import compile_obstacle as compile_obstacle
+    from hlat.config.sections.training import default_virtual_stages as default_virtual_stages
     from hlat.config.yaml_files import RECIPE_ENDINGS as RECIPE_ENDINGS
     from hlat.config.yaml_files import find_recipe as find_recipe
     from hlat.config.yaml_files import load_yaml as load_yaml
@@ -86,9 +86,9 @@ __getattr__ = lazily(
             "ARCHITECTURES LinearScaling Llama3Scaling ModelConfig RopeConfig exported_family written_fields"
         ),
         "sections.operation": "AnomalyConfig CheckpointConfig FaultConfig RecoveryConfig TrackingConfig refuse_faults",
-        "sections.parallel": "INTERLEAVED ParallelConfig Schedule ZERO_BUBBLE compile_obstacle default_virtual_stages",
         "sections.training": (
-            "AdamWConfig MuonConfig OptimizerConfig PrecisionConfig RampStage RunConfig ScheduleConfig"
+            "AdamWConfig INTERLEAVED MuonConfig OptimizerConfig ParallelConfig PrecisionConfig RampStage RunConfig "
+            "Schedule ScheduleConfig ZERO_BUBBLE compile_obstacle default_virtual_stages"
         ),
         "yaml_files": "RECIPE_ENDINGS find_recipe load_yaml",
     },

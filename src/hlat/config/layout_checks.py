@@ -14,7 +14,7 @@ from typing import Any
 
 from hlat.config.errors import Problem
 from hlat.config.recipe import BatchSchedule
-from hlat.config.sections.parallel import INTERLEAVED, ZERO_BUBBLE, default_virtual_stages, resolved_virtual_stages
+from hlat.config.sections.training import INTERLEAVED, ZERO_BUBBLE, default_virtual_stages, resolved_virtual_stages
 from hlat.runtime.terminal import plural
 
 

@@ -13,7 +13,7 @@ weight would drift apart.
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -48,7 +48,7 @@ from hlat.config.layout_checks import (
     world_of_models,
     zero_stage,
 )
-from hlat.config.sections.parallel import Schedule, default_virtual_stages
+from hlat.config.sections.training import Schedule, default_virtual_stages
 
 _NAMED_FIXES = 2  # values per field that a remedy names
 _MOST_TRIED = 256  # candidates per field that are tried, nearest first
@@ -176,20 +176,22 @@ def _micro_batch_sizes(v: Values) -> list[int]:
     return _divided(v("batch.global_batch"), data_degree(v) if "world" in v else 1)
 
 
-def _tensor(v: Values) -> Iterator[Problem]:
-    path = "parallel.tensor"
-    yield from refusal(v, path, tensor_degree, {path: divisors(v("model.heads"))})
+def _rule(path: str, check: Check, candidates: Callable[[Values], Candidates], given: tuple[Check, ...] = ()) -> Rule:
+    """Make the rule that a field passes a check, from the candidates that may pass it; see ``refusal``."""
+
+    def rule(v: Values) -> Iterator[Problem]:
+        yield from refusal(v, path, check, candidates(v), given)
+
+    return rule
 
 
-def _context(v: Values) -> Iterator[Problem]:
-    path = "parallel.context"
-    yield from refusal(v, path, context_chunks, {path: [1, *_divided(v("data.sequence_length"), 2)]})
-
-
-def _sequence(v: Values) -> Iterator[Problem]:
-    path = "parallel.tensor"
-    candidates: Candidates = {path: divisors(v("model.heads")), "parallel.sequence": [False]}
-    yield from refusal(v, path, sequence_shards, candidates, (tensor_degree, context_chunks))
+def _worlds_and_degrees(v: Values) -> Candidates:
+    return {
+        "world": _worlds(v),
+        "parallel.tensor": _degrees(v, "pipeline", "context"),
+        "parallel.pipeline": _degrees(v, "tensor", "context"),
+        "parallel.context": _degrees(v, "tensor", "pipeline"),
+    }
 
 
 def _virtual_stages(v: Values) -> Iterator[Problem]:
@@ -222,38 +224,6 @@ def _even_splits(layers: int, stages: int) -> list[tuple[int, ...]]:
     # The remainder goes to the first stages.
     count, rest = divmod(layers, stages)
     return [(count + 1,) * rest + (count,) * (stages - rest)] if count else []
-
-
-def _zero(v: Values) -> Iterator[Problem]:
-    path = "parallel.zero"
-    yield from refusal(v, path, zero_stage, {path: (1, 3), "parallel.schedule": _SCHEDULES})
-
-
-def _replicas_of_something(v: Values) -> Iterator[Problem]:
-    path = "parallel.replicas"
-    yield from refusal(v, path, replicas_of_something, {path: [1], "parallel.zero": (1, 2, 3)})
-
-
-def _world(v: Values) -> Iterator[Problem]:
-    candidates: Candidates = {
-        "world": _worlds(v),
-        "parallel.tensor": _degrees(v, "pipeline", "context"),
-        "parallel.pipeline": _degrees(v, "tensor", "context"),
-        "parallel.context": _degrees(v, "tensor", "pipeline"),
-    }
-    yield from refusal(v, "world", world_of_models, candidates, _DEGREES)
-
-
-def _replicas_of_data(v: Values) -> Iterator[Problem]:
-    path = "parallel.replicas"
-    candidates: Candidates = {path: divisors(data_degree(v))}
-    given = (*_DEGREES, replicas_of_something)
-    yield from refusal(v, path, replicas_of_data, candidates, given)
-
-
-def _micro_batches(v: Values) -> Iterator[Problem]:
-    path = "batch.micro_batch"
-    yield from refusal(v, path, micro_batches, {path: divisors(v("batch.global_batch"))})
 
 
 def _data_parallel_batch(v: Values) -> Iterator[Problem]:
@@ -311,18 +281,30 @@ def _ramp(v: Values) -> Iterator[Problem]:
                 yield replace(found, path=path, reason=reason, remedy=found.remedy or "Remove the stage.", fixes=fixes)
 
 
+_TENSOR, _CONTEXT, _REPLICAS = "parallel.tensor", "parallel.context", "parallel.replicas"
+_MICRO = "batch.micro_batch"
 LAYOUT_RULES: tuple[Rule, ...] = (
-    _tensor,
-    _sequence,
-    _context,
+    _rule(_TENSOR, tensor_degree, lambda v: {_TENSOR: divisors(v("model.heads"))}),
+    _rule(
+        _TENSOR,
+        sequence_shards,
+        lambda v: {_TENSOR: divisors(v("model.heads")), "parallel.sequence": [False]},
+        (tensor_degree, context_chunks),
+    ),
+    _rule(_CONTEXT, context_chunks, lambda v: {_CONTEXT: [1, *_divided(v("data.sequence_length"), 2)]}),
     _virtual_stages,
     _pipeline,
     _split,
-    _zero,
-    _replicas_of_something,
-    _world,
-    _replicas_of_data,
-    _micro_batches,
+    _rule("parallel.zero", zero_stage, lambda v: {"parallel.zero": (1, 3), "parallel.schedule": _SCHEDULES}),
+    _rule(_REPLICAS, replicas_of_something, lambda v: {_REPLICAS: [1], "parallel.zero": (1, 2, 3)}),
+    _rule("world", world_of_models, _worlds_and_degrees, _DEGREES),
+    _rule(
+        _REPLICAS,
+        replicas_of_data,
+        lambda v: {_REPLICAS: divisors(data_degree(v))},
+        (*_DEGREES, replicas_of_something),
+    ),
+    _rule(_MICRO, micro_batches, lambda v: {_MICRO: divisors(v("batch.global_batch"))}),
     _data_parallel_batch,
     _full_pipeline,
     _whole_rounds,

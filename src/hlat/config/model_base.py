@@ -56,6 +56,11 @@ def _qwen25(layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, vocab
     return _preset(layers, hidden, ffn, heads, kv_heads, vocab, **{**common, **more})
 
 
+def _smollm2(layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:
+    common = {"tie_embeddings": True, "rope": {"theta": 100000.0}, "norm_eps": 1e-5, "max_sequence_length": 8192}
+    return _preset(layers, hidden, ffn, heads, kv_heads, 49152, **{**common, **more})
+
+
 def _qwen3(layers: int, hidden: int, ffn: int, heads: int, **more: Any) -> dict[str, Any]:
     common = {"architecture": "qwen3", "head_dim": 128, "rope": {"theta": 1000000.0}, "norm_eps": 1e-6}
     return _preset(layers, hidden, ffn, heads, 8, 151936, max_sequence_length=40960, **common, **more)
@@ -120,28 +125,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         max_sequence_length=32768,
     ),
     # "SmolLM2", arXiv 2502.02737; the config.json files of HuggingFaceTB/SmolLM2-*.
-    "smollm2-135m": _preset(
-        *(30, 576, 1536, 9, 3, 49152),
-        tie_embeddings=True,
-        rope={"theta": 100000.0},
-        norm_eps=1e-5,
-        init_std=1 / 24,
-        max_sequence_length=8192,
-    ),
-    "smollm2-360m": _preset(
-        *(32, 960, 2560, 15, 5, 49152),
-        tie_embeddings=True,
-        rope={"theta": 100000.0},
-        norm_eps=1e-5,
-        max_sequence_length=8192,
-    ),
-    "smollm2-1.7b": _preset(
-        *(24, 2048, 8192, 32, 32, 49152),
-        tie_embeddings=True,
-        rope={"theta": 130000.0},
-        norm_eps=1e-5,
-        max_sequence_length=8192,
-    ),
+    "smollm2-135m": _smollm2(30, 576, 1536, 9, 3, init_std=1 / 24),
+    "smollm2-360m": _smollm2(32, 960, 2560, 15, 5),
+    "smollm2-1.7b": _smollm2(24, 2048, 8192, 32, 32, rope={"theta": 130000.0}),
     # "TinyLlama", arXiv 2401.02385, table 1; config.json of TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T.
     "tinyllama-1.1b": _preset(22, 2048, 5632, 32, 4, 32000, norm_eps=1e-5, max_sequence_length=2048),
     # LLaMA-class models of GPT-2's width, depth, heads, vocabulary and context ("Language models are unsupervised

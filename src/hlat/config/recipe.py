@@ -36,12 +36,13 @@ from hlat.config.sections.operation import (
     RecoveryConfig,
     TrackingConfig,
 )
-from hlat.config.sections.parallel import MemoryConfig, ParallelConfig
 from hlat.config.sections.training import (
     AdamWConfig,
     AnyOptimizerConfig,
     BatchConfig,
     EvaluationConfig,
+    MemoryConfig,
+    ParallelConfig,
     PrecisionConfig,
     RampStage,
     RunConfig,

@@ -17,7 +17,7 @@ from hlat.config.layout_checks import Rule, Unavailable, Values, batches, diviso
 from hlat.config.layout_rules import LAYOUT_RULES, ROUNDING_RULES
 from hlat.config.sections.model import ARCHITECTURES, OPTIONS, ModelConfig
 from hlat.config.sections.operation import FaultConfig
-from hlat.config.sections.parallel import ZERO_BUBBLE, compile_obstacle
+from hlat.config.sections.training import ZERO_BUBBLE, compile_obstacle
 from hlat.runtime.storage.object_stores import why_not_writable
 from hlat.runtime.terminal import plural
 

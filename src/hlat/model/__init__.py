@@ -33,13 +33,22 @@ if TYPE_CHECKING:
     from hlat.model.hf_folder import read_special_ids as read_special_ids
     from hlat.model.hf_folder import write_hf as write_hf
     from hlat.model.kernels.attention import ATTENTION as ATTENTION
+    from hlat.model.kernels.attention import attend as attend
+    from hlat.model.kernels.attention import attention_heads as attention_heads
+    from hlat.model.kernels.attention import attention_is_used_on as attention_is_used_on
+    from hlat.model.kernels.attention import attention_kernel as attention_kernel
+    from hlat.model.kernels.attention import builds_masks as builds_masks
+    from hlat.model.kernels.attention import describe_attention as describe_attention
+    from hlat.model.kernels.attention import deterministic_by_default as deterministic_by_default
     from hlat.model.kernels.attention import head_sums_shape as head_sums_shape
-    from hlat.model.kernels.operations import are_used_on as are_used_on
-    from hlat.model.kernels.operations import attention_is_used_on as attention_is_used_on
-    from hlat.model.kernels.operations import builds_masks as builds_masks
-    from hlat.model.kernels.operations import describe_attention as describe_attention
-    from hlat.model.kernels.operations import describe_kernels as describe_kernels
-    from hlat.model.kernels.operations import fuses_in_triton as fuses_in_triton
+    from hlat.model.kernels.attention import recipe_heads as recipe_heads
+    from hlat.model.kernels.library import are_used_on as are_used_on
+    from hlat.model.kernels.library import describe_kernels as describe_kernels
+    from hlat.model.kernels.library import fuses_in_triton as fuses_in_triton
+    from hlat.model.kernels.matmul import Linear as Linear
+    from hlat.model.kernels.matmul import computing_as_simulated as computing_as_simulated
+    from hlat.model.kernels.matmul import product_library as product_library
+    from hlat.model.kernels.matmul import split_backward as split_backward
     from hlat.model.kernels.source import begin_compilation as begin_compilation
     from hlat.model.kv_cache import DeviceKVCache as DeviceKVCache
     from hlat.model.kv_cache import KVCache as KVCache
@@ -53,15 +62,6 @@ if TYPE_CHECKING:
     from hlat.model.loss import head_loss as head_loss
     from hlat.model.loss import next_tokens as next_tokens
     from hlat.model.loss import row_losses as row_losses
-    from hlat.model.matmul import Linear as Linear
-    from hlat.model.matmul import attend as attend
-    from hlat.model.matmul import attention_heads as attention_heads
-    from hlat.model.matmul import attention_kernel as attention_kernel
-    from hlat.model.matmul import computing_as_simulated as computing_as_simulated
-    from hlat.model.matmul import deterministic_by_default as deterministic_by_default
-    from hlat.model.matmul import product_library as product_library
-    from hlat.model.matmul import recipe_heads as recipe_heads
-    from hlat.model.matmul import split_backward as split_backward
     from hlat.model.parameter_layout import EMBEDDING as EMBEDDING
     from hlat.model.parameter_layout import HEAD as HEAD
     from hlat.model.parameter_layout import RowBlock as RowBlock
@@ -86,6 +86,10 @@ __getattr__ = lazily(
     {
         "activations": "RankWorkload activation_bytes",
         "architectures": "model_spec",
+        "kernels.attention": (
+            "ATTENTION attend attention_heads attention_is_used_on attention_kernel builds_masks "
+            "describe_attention deterministic_by_default head_sums_shape recipe_heads"
+        ),
         "counts": (
             "attended_positions block_share count_parameters flops_per_token forward_flops_per_token hidden_share"
         ),
@@ -94,18 +98,12 @@ __getattr__ = lazily(
         "document_attention": "DOCUMENT_ATTENTION DocumentMask",
         "hf_config": "SpecialIds hf_class",
         "hf_folder": "LazyTensors read_hf read_special_ids write_hf",
-        "kernels.attention": "ATTENTION head_sums_shape",
-        "kernels.operations": (
-            "are_used_on attention_is_used_on builds_masks describe_attention describe_kernels fuses_in_triton"
-        ),
+        "kernels.library": "are_used_on describe_kernels fuses_in_triton",
         "kernels.source": "begin_compilation",
         "kv_cache": "DeviceKVCache KVCache LayerCache",
         "layers": "DecoderBlock",
         "loss": "CrossEntropy HEAD_ROWS Head IGNORED Reduction head_loss next_tokens row_losses",
-        "matmul": (
-            "Linear attend attention_heads attention_kernel computing_as_simulated deterministic_by_default "
-            "product_library recipe_heads split_backward"
-        ),
+        "kernels.matmul": "Linear computing_as_simulated product_library split_backward",
         "parameter_layout": (
             "EMBEDDING HEAD RowBlock RowLayout canonical_shapes check_canonical check_layers merge_tied "
             "parameter_layouts"

@@ -28,13 +28,12 @@ from torch import nn
 
 from hlat.config import ModelConfig
 from hlat.model.architectures import build_block
-from hlat.model.document_attention import DocumentMask
+from hlat.model.document_attention import DocumentMask, Spans
+from hlat.model.kernels.matmul import Embedding
 from hlat.model.kv_cache import KVCache
-from hlat.model.layers import DecoderBlock, RMSNorm
+from hlat.model.layers import DecoderBlock, RMSNorm, Rope
 from hlat.model.loss import Head, Reduction, TiedHead, head_loss
-from hlat.model.matmul import Embedding
 from hlat.model.parameter_layout import RowBlock, RowLayout, RowRun, parameter_layouts
-from hlat.model.pointwise import Rope
 from hlat.model.spec import FULL_MODEL, Initial, ModelShard, vocabulary_rows
 from hlat.runtime.random_keys import stream_key
 from hlat.runtime.randomness import normal_block
@@ -74,7 +73,7 @@ class Decoder(nn.Module):
         self.head = self._build_head(rows) if shard.head else None
         self.rope = Rope(config)
         # (start, stop) pairs of the sequence positions that this process computes; None for all of them
-        self.spans: tuple[tuple[int, int], ...] | None = None
+        self.spans: Spans | None = None
         # Tokens that a token attends to, itself included; None for all before it
         self.window = config.sliding_window
         # Dtype of the activations, and so of the matrix products; None for that of the weights. Norm statistics,
@@ -138,9 +137,7 @@ class Decoder(nn.Module):
             cache.advance(x.shape[1])
         return self.norm(x_BSD) if self.norm is not None else x_BSD
 
-    def _document_mask(
-        self, x: torch.Tensor, spans: tuple[tuple[int, int], ...], positions: torch.Tensor | None
-    ) -> DocumentMask | None:
+    def _document_mask(self, x: torch.Tensor, spans: Spans, positions: torch.Tensor | None) -> DocumentMask | None:
         if positions is not None:
             return DocumentMask.from_positions(positions, spans, self.window)
         # Causal attention to all earlier positions of complete rows needs no mask; the kernels have it built in.
@@ -149,7 +146,7 @@ class Decoder(nn.Module):
             return None  # if start > 0, the cache has the positions before
         return DocumentMask.from_rows(x.shape[0], spans, x.device, self.window)
 
-    def _spans(self, x: torch.Tensor, cache: KVCache | None) -> tuple[tuple[int, int], ...]:
+    def _spans(self, x: torch.Tensor, cache: KVCache | None) -> Spans:
         if self.spans is not None:
             return self.spans
         start, count = 0, x.shape[1]

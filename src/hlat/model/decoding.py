@@ -25,12 +25,12 @@ from hlat.model.architectures import norm_place
 from hlat.model.architectures.base import NormPlace
 from hlat.model.decoder import Decoder
 from hlat.model.kernels.attention import WIDEST_HEAD
-from hlat.model.kernels.library import DTYPES, SUFFIXES, find_openmp, find_run
+from hlat.model.kernels.library import DTYPES, SUFFIXES, fields, find_openmp, find_run
+from hlat.model.kernels.matmul import Linear
 from hlat.model.kernels.source import KERNEL_FLAGS
 from hlat.model.kv_cache import KVCache
 from hlat.model.layers import Attention, DecoderBlock, FeedForward, RMSNorm, ShardedRMSNorm
 from hlat.model.loss import Head, Reduction, head_loss
-from hlat.model.matmul import Linear
 from hlat.model.spec import FULL_MODEL
 from hlat.runtime.backend.c_library import CompilationFailed, compile_c_library
 from hlat.runtime.backend.table import backend_of
@@ -42,18 +42,14 @@ _BLOCK_BYTES = 1 << 16  # of decode.c: weights that a thread takes
 _Matrices = ctypes.c_void_p * 3
 
 
-def _fields(kind: type, *names: str) -> list[tuple[str, type]]:
-    return [(name, kind) for name in names]
-
-
 class StepLayer(ctypes.Structure):
     """Weights of a block; norms and biases that it does not have are null."""
 
     _fields_ = (
-        *_fields(ctypes.c_void_p, "before_attention", "after_attention", "before_feed_forward", "after_feed_forward"),
-        *_fields(ctypes.c_void_p, "q_norm", "k_norm"),
-        *_fields(_Matrices, "qkv", "qkv_bias"),
-        *_fields(ctypes.c_void_p, "output", "gate", "up", "down"),
+        *fields(ctypes.c_void_p, "before_attention", "after_attention", "before_feed_forward", "after_feed_forward"),
+        *fields(ctypes.c_void_p, "q_norm", "k_norm"),
+        *fields(_Matrices, "qkv", "qkv_bias"),
+        *fields(ctypes.c_void_p, "output", "gate", "up", "down"),
     )
 
 
@@ -61,22 +57,22 @@ class StepArguments(ctypes.Structure):
     """Arguments of ``decode``: shapes, strides in elements, and memory; see ``decode.c``."""
 
     _fields_ = (
-        *_fields(ctypes.c_int64, "layers", "rows", "width", "heads", "groups", "head_width", "inner", "parts"),
+        *fields(ctypes.c_int64, "layers", "rows", "width", "heads", "groups", "head_width", "inner", "parts"),
         ("part_rows", ctypes.c_int64 * 3),
-        *_fields(ctypes.c_int64, "qkv_rows", "q_step", "k_start", "v_start", "kv_step", "gate_block", "gate_step"),
-        *_fields(ctypes.c_int64, "whole_norms", "table_step", "layer_step", "value_step", "row_step", "head_step"),
-        *_fields(ctypes.c_int64, "place", "first"),
-        *_fields(ctypes.c_float, "eps", "scale"),
+        *fields(ctypes.c_int64, "qkv_rows", "q_step", "k_start", "v_start", "kv_step", "gate_block", "gate_step"),
+        *fields(ctypes.c_int64, "whole_norms", "table_step", "layer_step", "value_step", "row_step", "head_step"),
+        *fields(ctypes.c_int64, "place", "first"),
+        *fields(ctypes.c_float, "eps", "scale"),
         ("layer", ctypes.POINTER(StepLayer)),
-        *_fields(ctypes.c_void_p, "final_norm", "cos", "sin", "mask"),
-        *_fields(ctypes.c_void_p, "x", "hidden", "qkv", "attended", "gated", "cache"),
+        *fields(ctypes.c_void_p, "final_norm", "cos", "sin", "mask"),
+        *fields(ctypes.c_void_p, "x", "hidden", "qkv", "attended", "gated", "cache"),
     )
 
 
 class _ProductArguments(ctypes.Structure):
     _fields_ = (
-        *_fields(ctypes.c_int64, "in_", "outs", "rows", "x_row", "out_row", "block", "step"),
-        *_fields(ctypes.c_void_p, "weight", "up", "bias", "x", "added", "out"),
+        *fields(ctypes.c_int64, "in_", "outs", "rows", "x_row", "out_row", "block", "step"),
+        *fields(ctypes.c_void_p, "weight", "up", "bias", "x", "added", "out"),
     )
 
 

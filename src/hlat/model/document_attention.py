@@ -33,12 +33,20 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from hlat.model.kernels.attention import attend_to_ranges, check_attention, check_gradient
-from hlat.model.kernels.operations import has_attention
-from hlat.model.matmul import needs_widening
-from hlat.model.pointwise import Spans, accumulation_dtype
+from hlat.model.kernels.attention import (
+    attend_to_ranges,
+    check_attention,
+    check_gradient,
+    differentiable,
+    has_attention,
+)
+from hlat.model.kernels.library import operator
+from hlat.model.kernels.matmul import needs_widening
+from hlat.model.pointwise import accumulation_dtype
 from hlat.runtime.backend.table import backend_of, is_simulated
 from hlat.runtime.errors import LaunchError
+
+Spans = tuple[tuple[int, int], ...]  # (start, stop) pairs of ranges of sequence positions, ascending
 
 _FLEX_BLOCK = 128  # queries, and keys, of a block of scores that flex attention computes or skips
 
@@ -213,33 +221,6 @@ def _query_runs(first_Bs: torch.Tensor, spans: Sequence[int], window: int) -> It
         yield from _QueryRun(*run).blocks(window)
 
 
-def _results(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor, spans: Sequence[int], window: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    check_attention(q, k, v, first, spans, window)  # torch's kernel trusts its callers
-    batch, heads, count, width = q.shape
-    # The memory layout of torch's kernel: position by position.
-    out_BsHE = q.new_empty((batch, count, heads, width))
-    sums_BsH = q.new_empty((batch, count, heads), dtype=accumulation_dtype(q.dtype))
-    return out_BsHE.transpose(1, 2), sums_BsH.transpose(1, 2)
-
-
-def _gradients(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    sums: torch.Tensor,
-    first: torch.Tensor,
-    spans: Sequence[int],
-    window: int,
-) -> tuple[torch.Tensor, ...]:
-    check_attention(q, k, v, first, spans, window)
-    check_gradient(grad, q, out, sums, accumulation_dtype(q.dtype))
-    return tuple(torch.empty_like(x) for x in (q, k, v))
-
-
 def _operand(x: torch.Tensor) -> torch.Tensor:
     x = x.float() if needs_widening(x) else x
     return x if x.stride(-1) == 1 else x.contiguous()  # torch's kernel takes gaps within a row for numbers
@@ -258,12 +239,41 @@ def _masks(dtype: torch.dtype) -> Callable[[_QueryRun], torch.Tensor | None]:
     return mask_of
 
 
-def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor, spans: Sequence[int], window: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    out, log_sums = _results(q, k, v, first, spans, window)
+# ``where`` below: first, spans and window of ``attend_to_ranges``; 0 is no window
+
+
+def _results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *where: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    check_attention(q, k, v, *where)  # torch's kernel trusts its callers
+    batch, heads, count, width = q.shape
+    # The memory layout of torch's kernel: position by position.
+    out_BsHE = q.new_empty((batch, count, heads, width))
+    sums_BsH = q.new_empty((batch, count, heads), dtype=accumulation_dtype(q.dtype))
+    return out_BsHE.transpose(1, 2), sums_BsH.transpose(1, 2)
+
+
+def _gradients(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    sums: torch.Tensor,
+    *where: Any,
+) -> tuple[torch.Tensor, ...]:
+    check_attention(q, k, v, *where)
+    check_gradient(grad, q, out, sums, accumulation_dtype(q.dtype))
+    return tuple(torch.empty_like(x) for x in (q, k, v))
+
+
+@operator(
+    "attend_within_documents(Tensor q, Tensor k, Tensor v, Tensor first, int[] spans, int window) -> (Tensor, Tensor)",
+    _results,
+    triton=False,
+)
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *where_and_results: Any) -> None:
+    *where, out, log_sums = where_and_results
     mask_of = _masks(torch.float32 if needs_widening(q) else q.dtype)
-    for run in _query_runs(first, spans, window):
+    for run in _query_runs(*where):
         query, mask = _operand(run.query_slice(q)), mask_of(run)
         results = [
             _kernel(query, _operand(keys), _operand(values), 0.0, causal, attn_mask=mask)
@@ -272,7 +282,6 @@ def _attend(
         result, log_sum = results[0] if len(results) == 1 else _combine(*results)
         run.query_slice(out).copy_(result)
         run.query_slice(log_sums).copy_(log_sum)
-    return out, log_sums
 
 
 def _combine(
@@ -284,61 +293,31 @@ def _combine(
     return out + more, log_sum
 
 
-def _attend_backward(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    log_sums: torch.Tensor,
-    first: torch.Tensor,
-    spans: Sequence[int],
-    window: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    results = _gradients(grad, q, k, v, out, log_sums, first, spans, window)
-    grad_q, grad_k, grad_v = (gradient.zero_() for gradient in results)
+@operator(
+    "attend_within_documents_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor sums, "
+    "Tensor first, int[] spans, int window) -> (Tensor, Tensor, Tensor)",
+    _gradients,
+    triton=False,
+)
+def _attend_backward(*operands: Any) -> None:
+    grad, q, k, v, out, log_sums, *where, grad_q, grad_k, grad_v = operands
+    for gradient in (grad_q, grad_k, grad_v):
+        gradient.zero_()
     mask_of = _masks(torch.float32 if needs_widening(q) else q.dtype)
     # The log-sum-exp is over all keys of a run, so gradients from slices of its keys add up exactly.
-    for run in _query_runs(first, spans, window):
+    for run in _query_runs(*where):
         mask = mask_of(run)
         grad_out, query, result = (_operand(run.query_slice(x)) for x in (grad, q, out))
         keys, values, grads_k, grads_v = (run.key_slices(x) for x in (k, v, grad_k, grad_v))
         for (key, causal), (value, _), (sum_k, _), (sum_v, _) in zip(keys, values, grads_k, grads_v, strict=True):
-            operands = (query, _operand(key), _operand(value), result, run.query_slice(log_sums))
-            by_q, by_k, by_v = _kernel_backward(grad_out, *operands, 0.0, causal, attn_mask=mask)
+            parts = (query, _operand(key), _operand(value), result, run.query_slice(log_sums))
+            by_q, by_k, by_v = _kernel_backward(grad_out, *parts, 0.0, causal, attn_mask=mask)
             run.query_slice(grad_q).add_(by_q)
             sum_k.add_(by_k)
             sum_v.add_(by_v)
-    return grad_q, grad_k, grad_v
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, first, ctx.spans, ctx.window = inputs
-    ctx.save_for_backward(q, k, v, *output, first)
-    ctx.set_materialize_grads(False)  # the log-sum-exp is never differentiated
-
-
-def _differentiate(ctx: Any, grad: torch.Tensor, _: None) -> tuple[torch.Tensor | None, ...]:
-    settings = ctx.spans, ctx.window
-    gradients = torch.ops.hlat.attend_within_documents_backward(grad, *ctx.saved_tensors, *settings)
-    return *gradients, None, None, None
-
-
-_library = torch.library.Library("hlat", "FRAGMENT")
-_library.define(
-    "attend_within_documents(Tensor q, Tensor k, Tensor v, Tensor first, int[] spans, int window) -> (Tensor, Tensor)"
-)
-_library.define(
-    "attend_within_documents_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor sums, "
-    "Tensor first, int[] spans, int window) -> (Tensor, Tensor, Tensor)"
-)
-_library.impl("attend_within_documents", _attend, "CPU")
-_library.impl("attend_within_documents_backward", _attend_backward, "CPU")
-torch.library.register_fake("hlat::attend_within_documents", _results, lib=_library)
-torch.library.register_fake("hlat::attend_within_documents_backward", _gradients, lib=_library)
-torch.library.register_autograd(
-    "hlat::attend_within_documents", _differentiate, setup_context=_save_for_backward, lib=_library
-)
+differentiable("attend_within_documents", torch.ops.hlat.attend_within_documents_backward)
 
 
 def attend_within_documents(

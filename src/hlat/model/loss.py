@@ -15,6 +15,7 @@ The value remains the cross-entropy, so that losses with and without it can be c
 Tensor suffixes: N tokens, D width, V vocabulary, v local vocabulary rows (all, or this rank's), n tokens of a chunk.
 """
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +23,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from hlat.model.kernels.operations import has_kernels
-from hlat.model.matmul import linear, matmul
+from hlat.model.kernels.library import block_rows, check_operand, check_rows, fields, has_kernels, operator, run
+from hlat.model.kernels.matmul import linear, matmul
 from hlat.model.pointwise import accumulation_dtype
 
 IGNORED = -100  # label of positions without a target, PyTorch's default ignore_index
@@ -32,6 +33,79 @@ _CHUNK_BYTES = 64 << 20  # bytes of fp32 logits
 _SMALLEST_CHUNK = 256  # tokens: smaller matrix products are slower
 _WIDEST_CHUNK = 2048  # tokens: largest chunk whose logits take more than _CHUNK_BYTES
 HEAD_ROWS = 4096  # rows of the head whose gradient from a chunk is computed at a time, before it is added in fp32
+
+
+class Loss(ctypes.Structure):
+    """Arguments of ``loss_sums``, ``loss_gradient`` and ``first_equal``."""
+
+    _fields_ = (
+        ("width", ctypes.c_int64),
+        *fields(ctypes.c_void_p, "logits", "rows", "peak", "sum", "label", "factor", "first"),
+    )
+
+
+def _check_loss(logits: torch.Tensor, rows: torch.Tensor, **of_tokens: torch.Tensor) -> None:
+    check_rows("logits", logits)
+    if logits.dim() != 2 or not logits.is_contiguous():
+        raise ValueError(
+            f"logits have shape {tuple(logits.shape)} and strides {logits.stride()}, and a contiguous matrix is needed"
+        )
+    check_operand("rows", rows, torch.int64, logits.shape[:1], logits.device)
+    for name, tensor in of_tokens.items():
+        check_operand(name, tensor, torch.float32, logits.shape[:1], logits.device)
+
+
+def _sums_results(logits: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    _check_loss(logits, rows)
+    peak, total, label = logits.new_empty((3, len(logits)), dtype=torch.float32).unbind(0)
+    return peak, total, label
+
+
+@operator("cross_entropy_sums(Tensor logits, Tensor rows) -> (Tensor, Tensor, Tensor)", _sums_results)
+def _sums(
+    logits_NV: torch.Tensor, rows_N: torch.Tensor, peak_N: torch.Tensor, total_N: torch.Tensor, label_N: torch.Tensor
+) -> None:
+    """Write each token's largest logit, sum of exponentials relative to it, and logit of its label: fp32 (N,)."""
+    # Without columns the largest logit is -infinity, and the sum 0
+    if logits_NV.numel() == 0:
+        peak_N.fill_(-torch.inf)
+        total_N.zero_()
+        label_N.zero_()
+    # Rows outside of 0 to V - 1 have no label here; its logit is then 0.
+    _run_loss("loss_sums", logits_NV, rows=rows_N.contiguous(), peak=peak_N, sum=total_N, label=label_N)
+
+
+def _check_gradient(logits: torch.Tensor, rows: torch.Tensor, peak: torch.Tensor, factor: torch.Tensor) -> None:
+    _check_loss(logits, rows, peak=peak, factor=factor)
+
+
+@operator("cross_entropy_gradient_(Tensor(a!) logits, Tensor rows, Tensor peak, Tensor factor) -> ()", _check_gradient)
+def _gradient(logits_NV: torch.Tensor, rows_N: torch.Tensor, peak_N: torch.Tensor, factor_N: torch.Tensor) -> None:
+    """Overwrite logits by ``exp(logit - peak) * factor``, less 1 at the label."""
+    of_tokens = {"rows": rows_N, "peak": peak_N, "factor": factor_N}
+    _run_loss("loss_gradient", logits_NV, **{name: tensor.contiguous() for name, tensor in of_tokens.items()})
+
+
+def _first_equal_results(logits: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    if logits.dim() == 2:  # else the check of logits says so
+        check_operand("values", values, torch.float32, logits.shape[:1], logits.device)
+    found = logits.new_empty(logits.shape[:1], dtype=torch.int64)
+    _check_loss(logits, found)
+    return found
+
+
+@operator("first_equal(Tensor logits, Tensor values) -> Tensor", _first_equal_results)
+def _first_equal(logits_NV: torch.Tensor, values_N: torch.Tensor, found_N: torch.Tensor) -> None:
+    """Find the first logit of each token that equals a value, fp32 (N,): its column, int64 (N,), or V if none does."""
+    found_N.fill_(logits_NV.shape[1])
+    _run_loss("first_equal", logits_NV, peak=values_N.contiguous(), first=found_N)
+
+
+def _run_loss(name: str, logits_NV: torch.Tensor, **tensors: torch.Tensor) -> None:
+    width = logits_NV.shape[1]
+    arguments = Loss(width, logits_NV.data_ptr(), **{field: tensor.data_ptr() for field, tensor in tensors.items()})
+    if logits_NV.numel():
+        run(name, logits_NV.dtype, arguments, len(logits_NV), block_rows(width))
 
 
 class CrossEntropy:

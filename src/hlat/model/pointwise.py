@@ -4,7 +4,7 @@
     rotate       x -> x rotated by position   saves no activation
     swiglu       gate, up -> silu(gate) * up  saves its inputs only
 
-    theta, scaling -> frequencies (radians per position, one per pair) -> ``Rope``: cos and sin tables for ``rotate``
+    each: a function -> its autograd function -> torch.ops.hlat.NAME where ``has_kernels``, else formulas in torch
 
 Autograd would save every intermediate (x / rms(x), silu(gate)) and would assemble the gradient of a fused projection
 from separate tensors. With these functions a LLaMA layer saves almost a quarter fewer bytes for backward, and RMSNorm
@@ -12,16 +12,11 @@ on a CPU, forward and backward, takes less than half the time of ``F.rms_norm``.
 in fp32, or in float64 for float64 inputs; the output has the dtype of the input. Under ``torch.compile`` the plain
 formulas are used: the compiler fuses them and chooses what to save.
 
-Frequencies and tables are computed in fp32 with the operations of Hugging Face, in the same order. Weights trained
-there so get the angles they were trained with: at position 100,000 an fp32 angle has an error of up to 4e-3 radians,
-and another order of operations would give other errors. Tables are computed on the CPU and copied, so that every device
-has the same bits.
-
-Tensor suffixes: B batch, S positions, F pairs of a head (half its width), I intermediate width; "..." any leading
-dimensions.
+Tensor suffixes: B batch, S positions, G groups of heads, R heads of a group, F pairs of a head (half its width), I
+intermediate width; "..." any leading dimensions.
 """
 
-import math
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -29,8 +24,18 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from hlat.config import LinearScaling, Llama3Scaling, ModelConfig, RopeConfig
-from hlat.model.kernels.operations import has_kernels
+from hlat.model.kernels.library import (
+    Rows,
+    block_rows,
+    check_operand,
+    check_rows,
+    describe_rows,
+    fields,
+    has_kernels,
+    operator,
+    place_of_rows,
+    run,
+)
 
 Mean = Callable[[torch.Tensor], torch.Tensor]
 
@@ -115,6 +120,78 @@ class _ShardedNorm(torch.autograd.Function):
         return *_norm_gradients(ctx.saved_tensors, grads[0], ctx.mean), None, None
 
 
+_WEIGHT_BLOCK_ELEMENTS = 1 << 15  # of a block whose rows share a row of partial gradients
+_SMALLEST_WEIGHT_BLOCK = 64  # rows
+
+
+class Norm(ctypes.Structure):
+    """Arguments of ``norm``, ``norm_backward`` and ``norm_weight``."""
+
+    _fields_ = (
+        ("width", ctypes.c_int64),
+        ("eps", ctypes.c_float),
+        *fields(Rows, "x", "gradient"),
+        *fields(ctypes.c_void_p, "weight", "out", "scale", "partial"),
+        *fields(ctypes.c_int64, "block_rows", "blocks"),
+    )
+
+
+def _norm_results(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    check_rows("x", x)
+    check_operand("weight", weight, x.dtype, x.shape[-1:], x.device)
+    return x.new_empty(x.shape), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+
+
+@operator("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)", _norm_results)
+def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, scale: torch.Tensor) -> None:
+    """Write the output, and the reciprocal of the root mean square of each row, fp32 (..., 1)."""
+    if x.numel() == 0:
+        scale.fill_(eps**-0.5 if eps else torch.inf)
+        return
+    rows, x = describe_rows(x)
+    weight = weight.contiguous()
+    arguments = Norm(x.shape[-1], eps, rows, rows, weight.data_ptr(), out.data_ptr(), scale.data_ptr(), None, 0, 0)
+    run("norm", x.dtype, arguments, scale.numel(), block_rows(x.shape[-1]))
+
+
+def _norm_gradient_results(
+    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_rows("x", x)
+    check_operand("gradient", gradient, x.dtype, x.shape, x.device)
+    check_operand("weight", weight, x.dtype, x.shape[-1:], x.device)
+    check_operand("scale", scale, torch.float32, (*x.shape[:-1], 1), x.device)
+    return x.new_empty(x.shape), weight.new_empty(weight.shape)
+
+
+@operator(
+    "rms_norm_backward(Tensor gradient, Tensor x, Tensor weight, Tensor scale) -> (Tensor, Tensor)",
+    _norm_gradient_results,
+)
+def _norm_backward(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    by_x: torch.Tensor,
+    by_weight: torch.Tensor,
+) -> None:
+    width, count = x.shape[-1], scale.numel()
+    if x.numel() == 0:
+        by_weight.zero_()
+        return
+    (x_rows, x), (gradient_rows, gradient) = describe_rows(x), describe_rows(gradient)
+    weight, scale = weight.contiguous(), scale.contiguous()
+    size = max(_SMALLEST_WEIGHT_BLOCK, _WEIGHT_BLOCK_ELEMENTS // width)
+    # Each block of rows sums into a row of its own, so the bits do not depend on the threads.
+    partial = torch.empty((-(-count // size), width), dtype=torch.float32)
+    addresses = (tensor.data_ptr() for tensor in (weight, by_x, scale, partial))
+    arguments = Norm(width, 0.0, x_rows, gradient_rows, *addresses, size, len(partial))
+    run("norm_backward", x.dtype, arguments, count, size)
+    arguments.out = by_weight.data_ptr()
+    run("norm_weight", x.dtype, arguments, width, max(1 << 8, block_rows(len(partial))))
+
+
 def rotate(x: torch.Tensor, cos_F: torch.Tensor, sin_F: torch.Tensor) -> torch.Tensor:
     """Rotate pairs of the two halves of the last dimension: (a, b) -> (a cos - b sin, b cos + a sin).
 
@@ -163,6 +240,46 @@ def _is_by_position(x: torch.Tensor, table: torch.Tensor) -> bool:
     if x.dim() != 5 or 2 * shape[-1] != x.shape[-1] or table.dtype != torch.float32:
         return False
     return shape[0] in (1, x.shape[0]) and shape[1:4] == (x.shape[1], 1, 1)
+
+
+class Rotation(ctypes.Structure):
+    """Arguments of ``rotate``, in the order of the struct in C."""
+
+    _fields_ = (
+        *fields(ctypes.c_int64, "sequence", "groups", "heads", "half"),
+        *fields(ctypes.c_int64, "batch_stride", "position_stride", "group_stride", "head_stride"),
+        *fields(ctypes.c_int64, "table_batch_stride", "table_stride"),
+        *fields(ctypes.c_void_p, "x", "cos", "sin", "out"),
+        ("direction", ctypes.c_float),
+    )
+
+
+def _rotate_results(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: int) -> torch.Tensor:
+    check_rows("x", x)
+    if x.dim() != 5 or x.shape[-1] % 2:
+        raise ValueError(f"x has shape {tuple(x.shape)}, and (B, S, G, R, 2 F) is needed")
+    shape = (x.shape[1], 1, 1, x.shape[-1] // 2)
+    by_row = cos.dim() == 5 and cos.shape[0] in (1, x.shape[0])
+    for name, table in (("cos", cos), ("sin", sin)):
+        check_operand(name, table, torch.float32, (cos.shape[0], *shape) if by_row else shape, x.device)
+    return x.new_empty(x.shape)
+
+
+@operator("rotate(Tensor x, Tensor cos, Tensor sin, int direction) -> Tensor", _rotate_results)
+def _rotate(
+    x_BSGRE: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: int, out_BSGRE: torch.Tensor
+) -> None:
+    """Rotate by the angles (direction 1) or back (-1); the tables are (S, 1, 1, F) or (B, S, 1, 1, F), fp32."""
+    if out_BSGRE.numel() == 0:
+        return
+    x_BSGRE = x_BSGRE if x_BSGRE.stride(-1) == 1 else x_BSGRE.contiguous()
+    cos, sin = cos.contiguous(), sin.contiguous()
+    batch, sequence, groups, heads, width = x_BSGRE.shape
+    half = width // 2
+    per_row = sequence * half if cos.dim() == x_BSGRE.dim() and cos.shape[0] > 1 else 0
+    strides, addresses = x_BSGRE.stride()[:-1], (tensor.data_ptr() for tensor in (x_BSGRE, cos, sin, out_BSGRE))
+    arguments = Rotation(sequence, groups, heads, half, *strides, per_row, half, *addresses, direction)
+    run("rotate", x_BSGRE.dtype, arguments, batch * sequence, block_rows(groups * heads * width))
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -233,71 +350,50 @@ class _FusedSwiGLU(torch.autograd.Function):
         return out
 
 
-_SMALLEST_TABLE = 1024  # positions; the table is doubled for a longer sequence
+class Gated(ctypes.Structure):
+    """Arguments of ``swiglu`` and ``swiglu_backward``."""
+
+    _fields_ = (("width", ctypes.c_int64), *fields(Rows, "gate", "up", "gradient", "gate_out", "up_out"))
 
 
-def frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Compute radians per position of each pair: fp32, shape (head_dim / 2,), on the CPU.
-
-    Sources: Su et al. 2021 (arXiv 2104.09864) section 3.2.2; linear scaling, Chen et al. 2023 (arXiv 2306.15595); Llama
-    3.1, the reference code of meta-llama/llama-models (``apply_scaling``).
-    """
-    exponents_F = torch.arange(0, head_dim, 2, dtype=torch.int64, device="cpu").to(torch.float32) / head_dim
-    plain_F = 1.0 / (rope.theta**exponents_F)
-    if isinstance(rope.scaling, LinearScaling):
-        return plain_F / rope.scaling.factor
-    if isinstance(rope.scaling, Llama3Scaling):
-        return _scale_as_llama3(plain_F, rope.scaling)
-    return plain_F
+def _swiglu_results(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    check_rows("gate", gate)
+    check_operand("up", up, gate.dtype, gate.shape, gate.device)
+    return gate.new_empty(gate.shape)
 
 
-def _scale_as_llama3(plain_F: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
-    """Divide frequencies of long wavelengths by the factor, keep those of short ones, interpolate in between."""
-    wavelength_F = 2 * math.pi / plain_F
-    longest_unscaled = scaling.original_max_position / scaling.high_freq_factor
-    shortest_scaled = scaling.original_max_position / scaling.low_freq_factor
-    scaled_F = torch.where(wavelength_F > shortest_scaled, plain_F / scaling.factor, plain_F)
-    span = scaling.high_freq_factor - scaling.low_freq_factor
-    weight_F = (scaling.original_max_position / wavelength_F - scaling.low_freq_factor) / span
-    interpolated_F = (1 - weight_F) * scaled_F / scaling.factor + weight_F * scaled_F
-    is_interpolated_F = ~(wavelength_F < longest_unscaled) & ~(wavelength_F > shortest_scaled)
-    return torch.where(is_interpolated_F, interpolated_F, scaled_F)
+@operator("swiglu(Tensor gate, Tensor up) -> Tensor", _swiglu_results)
+def _swiglu(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
+    _run_swiglu("swiglu", gate, up, out, out, out)  # without a gradient
 
 
-Spans = tuple[tuple[int, int], ...]  # (start, stop) pairs of ranges of sequence positions, ascending
+def _check_swiglu_gradient(
+    gradient: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, by_gate: torch.Tensor, by_up: torch.Tensor
+) -> None:
+    check_rows("gate", gate)
+    for name, tensor in (("gradient", gradient), ("up", up), ("by_gate", by_gate), ("by_up", by_up)):
+        check_operand(name, tensor, gate.dtype, gate.shape, gate.device)
+    # The kernel would write into the copy that place_of_rows makes.
+    if any(place_of_rows(result)[0] is not result for result in (by_gate, by_up)):
+        raise ValueError(
+            f"by_gate and by_up have strides {by_gate.stride()} and {by_up.stride()}, and rows without gaps in at most "
+            "two merged dimensions are needed: the results are written into them"
+        )
 
 
-class Rope:
-    """Cos and sin tables of a model, shared by all its layers."""
+@operator(
+    "swiglu_backward(Tensor gradient, Tensor gate, Tensor up, Tensor(a!) by_gate, Tensor(b!) by_up) -> ()",
+    _check_swiglu_gradient,
+)
+def _swiglu_gradient(
+    gradient: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, by_gate: torch.Tensor, by_up: torch.Tensor
+) -> None:
+    _run_swiglu("swiglu_backward", gate, up, gradient, by_gate, by_up)
 
-    def __init__(self, config: ModelConfig) -> None:
-        self._rope, self._head_dim = config.rope, config.n_head_dim
-        # No module buffers: each device's table is created on first use there. So tables are correct however the model
-        # was built (on the meta device, by to_empty), are never saved, and stay fp32 when the model is cast.
-        self._tables: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def tables(
-        self, spans: Spans, device: torch.device, positions_BS: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Look up cos and sin in fp32: two tensors (positions of all spans, head_dim / 2).
-
-        ``positions_BS`` (int64 on the device, below the last stop of ``spans``) gives (B, S, head_dim / 2) instead.
-        """
-        table, longest = self._tables.get(device), max(stop for _, stop in spans)
-        if table is None or table[0].shape[0] < longest:
-            # An entry depends on its position only, so a longer table has the same entries for earlier positions.
-            table = self._build(max(_SMALLEST_TABLE, 1 << (longest - 1).bit_length()), device)
-            self._tables[device] = table
-        cos_SF, sin_SF = table
-        if positions_BS is not None:
-            return cos_SF[positions_BS], sin_SF[positions_BS]
-        if len(spans) == 1:
-            start, stop = spans[0]
-            return cos_SF[start:stop], sin_SF[start:stop]
-        return torch.cat([cos_SF[a:b] for a, b in spans]), torch.cat([sin_SF[a:b] for a, b in spans])
-
-    def _build(self, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        # On the CPU, so that every device has the same bits.
-        positions_S = torch.arange(length, dtype=torch.float32, device="cpu")
-        angles_SF = torch.outer(positions_S, frequencies(self._rope, self._head_dim))
-        return angles_SF.cos().to(device), angles_SF.sin().to(device)
+def _run_swiglu(name: str, gate: torch.Tensor, *others: torch.Tensor) -> None:
+    if gate.numel() == 0:
+        return
+    described = [describe_rows(tensor) for tensor in (gate, *others)]  # with the tensors, which C reads
+    arguments, width = Gated(gate.shape[-1], *(rows for rows, _ in described)), gate.shape[-1]
+    run(name, gate.dtype, arguments, gate.numel() // width, block_rows(width))

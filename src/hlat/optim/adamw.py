@@ -86,10 +86,7 @@ class Bf16AdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = self._evaluate(closure)
         self.allocate_state()
         scale, self._gradient_scale = self._gradient_scale, None
         with_gradient = [index for index, each in enumerate(self._parameters) if each.gradient is not None]

@@ -2,6 +2,7 @@
 
     optimizer section, precision mode --> OptimizerSpec: state of a parameter, what an update needs whole, its costs
         --build: local parameters, seed, access to whole matrices--> Optimizer: learning rate, state, step
+    schedule section, step --learning_rate--> learning rate: a pure function, so a resumed run needs no scheduler state
 
 Plans ask the ``OptimizerSpec``, which exists before any tensor; training, rehearsals and checkpoints ask the
 ``Optimizer`` that it builds. Both distinguish two kinds of parameters only: hidden matrices
@@ -9,13 +10,14 @@ Plans ask the ``OptimizerSpec``, which exists before any tensor; training, rehea
 """
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from hlat.config import OptimizerConfig
+from hlat.config import OptimizerConfig, ScheduleConfig
 from hlat.model import LocalParameter, local
 from hlat.runtime.backend.table import backend_of
 
@@ -121,6 +123,14 @@ class Optimizer(torch.optim.Optimizer, ABC):
             for parameter in group["params"]:
                 self.init_state(parameter)
 
+    @staticmethod
+    def _evaluate(closure: Callable[[], Any] | None) -> Any:
+        """Return the loss of ``step(closure)``; None without a closure."""
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of the next step: the schedule's, whose peak is ``optimizer.lr``."""
         for group in self.param_groups:
@@ -215,3 +225,41 @@ class OptimizerSpec(ABC, Generic[Config]):
     def element_bytes(self, elements: int) -> float:
         """Bytes of temporary tensors while a local parameter of so many elements is updated element by element."""
         return 0.0
+
+
+def learning_rate(config: ScheduleConfig, *, peak: float, horizon: int, step: int) -> float:
+    """Compute the rate of a step, 1 for the first; from ``horizon`` on, where the schedule ends, the last rate.
+
+    The first rate is 1 / warmup_steps of the peak, never zero.
+    """
+    if step <= config.warmup_steps:
+        return peak * step / config.warmup_steps
+    return peak * _SHAPES[config.kind](config, horizon, min(step, horizon))
+
+
+def _cosine_wave(config: ScheduleConfig, horizon: int, step: int) -> float:
+    progress = (step - config.warmup_steps) / max(1, horizon - config.warmup_steps)
+    return 0.5 * (1.0 + math.cos(math.pi * progress))  # from 1 at the end of the warm-up to 0 at the horizon
+
+
+def _cosine(config: ScheduleConfig, horizon: int, step: int) -> float:
+    return config.min_ratio + (1.0 - config.min_ratio) * _cosine_wave(config, horizon, step)
+
+
+def _cosine_clipped(config: ScheduleConfig, horizon: int, step: int) -> float:
+    # HLAT's schedule: it reaches the minimum well before the horizon.
+    return max(config.min_ratio, _cosine_wave(config, horizon, step))
+
+
+def _constant(config: ScheduleConfig, horizon: int, step: int) -> float:
+    return 1.0
+
+
+def _wsd(config: ScheduleConfig, horizon: int, step: int) -> float:
+    # Warm-up, stable, linear decay (Hu et al. 2024, MiniCPM).
+    decay = max(1, round(config.decay_fraction * horizon))
+    progress = max(0, step - (horizon - decay)) / decay
+    return 1.0 - (1.0 - config.min_ratio) * progress
+
+
+_SHAPES = {"cosine": _cosine, "cosine-clipped": _cosine_clipped, "constant": _constant, "wsd": _wsd}

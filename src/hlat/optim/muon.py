@@ -150,10 +150,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = self._evaluate(closure)
         self.allocate_state()
         self._adamw.step()
         steps = [self.state[each.parameter][STEP] for each in self._matrices]

@@ -5,6 +5,10 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
+    from hlat.parallel.data_parallel import LabelledPass as LabelledPass
+    from hlat.parallel.data_parallel import MicroBatch as MicroBatch
+    from hlat.parallel.data_parallel import parse_pass_label as parse_pass_label
+    from hlat.parallel.data_parallel import sum_on_host as sum_on_host
     from hlat.parallel.device_support import compile_refusal as compile_refusal
     from hlat.parallel.device_support import decide_compilation as decide_compilation
     from hlat.parallel.device_support import device_problems as device_problems
@@ -19,15 +23,11 @@ if TYPE_CHECKING:
     from hlat.parallel.matrix_exchange import matrix_shapes as matrix_shapes
     from hlat.parallel.parallel_model import ParallelModel as ParallelModel
     from hlat.parallel.parallel_model import build_parallel as build_parallel
-    from hlat.parallel.passes import LabelledPass as LabelledPass
-    from hlat.parallel.passes import MicroBatch as MicroBatch
-    from hlat.parallel.passes import PassKind as PassKind
-    from hlat.parallel.passes import PassOrder as PassOrder
-    from hlat.parallel.passes import parse_pass_label as parse_pass_label
-    from hlat.parallel.passes import pass_order as pass_order
-    from hlat.parallel.passes import sum_on_host as sum_on_host
     from hlat.parallel.process_groups import group_problems as group_problems
     from hlat.parallel.process_groups import rank_groups as rank_groups
+    from hlat.parallel.stages.in_flight import PassKind as PassKind
+    from hlat.parallel.stages.in_flight import PassOrder as PassOrder
+    from hlat.parallel.stages.in_flight import pass_order as pass_order
     from hlat.parallel.stages.rank_memory import RankBytes as RankBytes
     from hlat.parallel.stages.rank_memory import gathered_ends as gathered_ends
     from hlat.parallel.stages.rank_memory import has_embedding_and_head as has_embedding_and_head
@@ -46,13 +46,14 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
+        "data_parallel": "LabelledPass MicroBatch parse_pass_label sum_on_host",
         "device_support": "compile_refusal decide_compilation device_problems needs_whole_matrices",
         "forward_model": "ForwardModel build_forward_model",
         "layout": "AXES Coordinates Layout StepShape",
         "matrix_exchange": "MatrixPlan matrix_shapes",
         "parallel_model": "ParallelModel build_parallel",
-        "passes": "LabelledPass MicroBatch PassKind PassOrder parse_pass_label pass_order sum_on_host",
         "process_groups": "group_problems rank_groups",
+        "stages.in_flight": "PassKind PassOrder pass_order",
         "stages.rank_memory": (
             "RankBytes gathered_ends has_embedding_and_head peak_rank_bytes rank_bytes state_bytes_in_mode "
             "state_bytes_of_shards state_sizes"

@@ -13,30 +13,16 @@ Tensor suffixes: B batch, H query heads, G kv heads, s positions of this rank, C
 the complete sequence, E head width, R ranks.
 """
 
-from typing import Any
-
 import torch
-from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hlat.model import DocumentMask, LayerCache, attend
-from hlat.parallel.process_groups import all_gather, reduce_scatter
+from hlat.parallel.process_groups import all_gather, differentiable, reduce_scatter
 
-
-class _AllGather(torch.autograd.Function):
-    """All-gather with autograd: (...) -> (R, ...) on every rank; backward is a reduce-scatter."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return all_gather(x, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return reduce_scatter(grads[0], ctx.group), None
+# (...) -> (R, ...) on every rank
+_all_gather = differentiable("AllGather", all_gather, reduce_scatter)
 
 
 class ContextParallelCore:
@@ -74,7 +60,7 @@ class ContextParallelCore:
         """All-gather keys and values and restore the order of positions."""
         # In one collective
         both_2BGsE = torch.stack((k_BGsE, v_BGsE))
-        all_R2BGsE: torch.Tensor = _AllGather.apply(both_2BGsE, self._group)  # type: ignore[no-untyped-call]
+        all_R2BGsE = _all_gather(both_2BGsE, self._group)
         early, late = all_R2BGsE.chunk(2, dim=4)  # chunks i and 2 R - 1 - i of each rank i
         in_order = torch.cat((early, late.flip(0)))
         k_BGTE, v_BGTE = in_order.permute(1, 2, 3, 0, 4, 5).flatten(3, 4)

@@ -1,5 +1,7 @@
 """Data parallelism with FSDP2 (ZeRO, Rajbhandari et al. 2020), all other sums of gradients over ranks, and their norm.
 
+    complete sequences on the CPU -> the positions of this rank, on its device -> micro-batches
+    pass_label("forward", 3, 5) -> "hlat::forward stage 3 micro-batch 5" in a profile -> parse_pass_label
     micro-batch -> backward -> FSDP2 reduces to shards, or ``all_reduce_gradients`` once per step (ZeRO 0)
         -> ReplicatedGradients: sums over ranks that computed different terms of the same gradient
         -> ``owned_rows``, each counted once -> ``sum_of_squares`` -> ``sum_over_world`` -> norm
@@ -34,21 +36,26 @@ larger than its terms. torch's norm on a CPU sums a complete tensor that way: 1e
 terms. Of bf16 tensors on a CPU the sums of squares of short runs are float64 at once.
 """
 
+import math
+import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
+from torch.profiler import record_function
 
 from hlat.model import Decoder, GradientSum, LocalParameter
 from hlat.optim import square_sums
 from hlat.parallel.layout import Layout
 from hlat.parallel.process_groups import ProcessGroups, all_reduce_together
+from hlat.parallel.stages.in_flight import PassKind
 from hlat.precision import Mode
 from hlat.runtime.backend import torch_private
 from hlat.runtime.backend.table import backend_of
@@ -57,6 +64,53 @@ from hlat.runtime.distributed.join import in_fake_world
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.fsdp import FSDPModule
+
+
+class MicroBatch(NamedTuple):
+    """Sequences, complete or restricted to the positions of a rank."""
+
+    inputs_BS: torch.Tensor  # token ids, int64
+    labels_BS: torch.Tensor  # the next token of each, int64; ``hlat.model.IGNORED`` for none
+    # Position of each token within its document, int64; every 0 starts a document. None if attention is not restricted
+    # to documents.
+    positions_BS: torch.Tensor | None = None
+
+    def local(self, spans: tuple[tuple[int, int], ...], device: torch.device) -> "MicroBatch":
+        """Select the positions of (start, stop) pairs from complete sequences, and copy them to a device."""
+
+        def select(rows_BS: torch.Tensor) -> torch.Tensor:
+            selected = rows_BS if len(spans) == 1 else torch.cat([rows_BS[:, a:b] for a, b in spans], dim=1)
+            return selected.to(device, non_blocking=True)
+
+        positions = None if self.positions_BS is None else select(self.positions_BS)
+        return MicroBatch(select(self.inputs_BS), select(self.labels_BS), positions)
+
+    def split(self, size: int) -> list["MicroBatch"]:
+        inputs, labels = self.inputs_BS.split(size), self.labels_BS.split(size)
+        positions = [None] * len(inputs) if self.positions_BS is None else self.positions_BS.split(size)
+        return [MicroBatch(*fields) for fields in zip(inputs, labels, positions, strict=True)]
+
+
+_LABEL = re.compile(r"hlat::(\w+) stage (\d+) micro-batch (\d+)")
+
+
+class LabelledPass(NamedTuple):
+    """A pass of a micro-batch through a stage, both counted from 0."""
+
+    kind: PassKind
+    stage: int
+    micro_batch: int
+
+
+def pass_label(kind: PassKind, stage: int, micro_batch: int) -> AbstractContextManager[Any]:
+    """Label everything in the block, for profilers and rehearsals."""
+    return record_function(f"hlat::{kind} stage {stage} micro-batch {micro_batch}")
+
+
+def parse_pass_label(text: str) -> LabelledPass | None:
+    """Return the pass that a label names; None for labels of others."""
+    found = _LABEL.fullmatch(text)
+    return None if found is None else LabelledPass(cast("PassKind", found[1]), int(found[2]), int(found[3]))
 
 
 def shard_model(model: Decoder, mesh: DeviceMesh, zero: int, mode: Mode) -> None:
@@ -238,6 +292,14 @@ def sum_over_world(values: torch.Tensor, world: int) -> torch.Tensor:
     if world > 1:
         dist.all_reduce(values)
     return values
+
+
+def sum_on_host(losses: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Sum scalars of one device exactly and round once: float64, on the CPU; none gives 0."""
+    # On the CPU, which is the same on every device type: some devices have no float64.
+    values = torch.stack(list(losses)).tolist() if losses else []
+    # math.fsum is exact in any order, and refuses infinities of both signs, which a plain sum makes NaN.
+    return torch.tensor(math.fsum(values) if all(map(math.isfinite, values)) else sum(values), dtype=torch.float64)
 
 
 _RUN = 256  # elements summed in fp32

@@ -107,7 +107,7 @@ class MatrixPlan:
             for (layer, parameter, name, shape), owner in zip(found, owners, strict=True)
         ]
 
-    def section(self, rank: int, matrix: Matrix) -> MatrixWindow | None:
+    def section(self, matrix: Matrix, rank: int) -> MatrixWindow | None:
         """Return the rows and columns of a matrix that a rank stores; None if it has none."""
         layout = self._layer(self._step.layout.coordinates(rank).tp, matrix.layer)[matrix.parameter]
         first, stop = self._row_range(rank, layout.rows)
@@ -126,7 +126,7 @@ class MatrixPlan:
         if not self.contributes(source, self.members[matrix.owner]):
             return None
         # Of several copies of a section only the first is sent.
-        section = self.section(source, matrix)
+        section = self.section(matrix, source)
         return section if section is not None and section.block.owned else None
 
     def volume(self, batch: Sequence[int]) -> BatchVolume:
@@ -136,8 +136,8 @@ class MatrixPlan:
         return BatchVolume(
             sent=sum(_size(self.sent(matrix, self.rank)) for matrix in matrices),
             received=sum(matrix.elements for matrix in owned),
-            returned=sum(_size(self.section(member, matrix)) for matrix in owned for member in self.members),
-            results=sum(_size(self.section(self.rank, matrix)) for matrix in matrices),
+            returned=sum(_size(self.section(matrix, member)) for matrix in owned for member in self.members),
+            results=sum(_size(self.section(matrix, self.rank)) for matrix in matrices),
             owned=tuple((matrix.rows, matrix.columns) for matrix in owned),
         )
 
@@ -226,7 +226,7 @@ class MatrixExchange:
         self, parameters: Sequence[LocalParameter], tensors: Sequence[torch.Tensor], function: MatrixFunction
     ) -> None:
         """Apply a function to the whole matrices of a batch, in place. Collective."""
-        names = {each.name for each in parameters}
+        plan, names = self._plan, {each.name for each in parameters}
         (matrices,) = (batch for batch in self._matrices if names == {matrix.parameter for matrix in batch})
         local = {each.name: (each, tensor) for each, tensor in zip(parameters, tensors, strict=True)}
         example = tensors[0]
@@ -236,8 +236,8 @@ class MatrixExchange:
             return parameter.row_views(part[1].block, tensor)
 
         owned = [matrix for matrix in matrices if matrix.owner == self._rank]
-        to_owners = self._by_member(lambda owner: self._sent(matrices, owner, self._rank))
-        from_ranks = self._by_member(lambda source: self._sent(matrices, self._rank, source))
+        to_owners = self._by_member(lambda owner: self._parts(matrices, owner, self._rank, plan.sent))
+        from_ranks = self._by_member(lambda source: self._parts(matrices, self._rank, source, plan.sent))
         received = self._exchange(_pack(to_owners, views, example), to_owners, from_ranks)
         whole = {matrix.name: example.new_empty(matrix.rows, matrix.columns) for matrix in owned}
         _unpack(received, from_ranks, lambda part: [_window(whole[part[0].name], part[1])])
@@ -245,8 +245,8 @@ class MatrixExchange:
         del received
         for matrix in owned:
             whole[matrix.name] = function(matrix.name, whole[matrix.name])
-        to_ranks = self._by_member(lambda member: self._stored(matrices, self._rank, member))
-        from_owners = self._by_member(lambda owner: self._stored(matrices, owner, self._rank))
+        to_ranks = self._by_member(lambda member: self._parts(matrices, self._rank, member, plan.section))
+        from_owners = self._by_member(lambda owner: self._parts(matrices, owner, self._rank, plan.section))
         returned = _pack(to_ranks, lambda part: [_window(whole[part[0].name], part[1])], example)
         whole.clear()
         _unpack(self._exchange(returned, to_ranks, from_owners), from_owners, views)
@@ -254,21 +254,17 @@ class MatrixExchange:
     def _by_member(self, parts: Callable[[int], list[Part]]) -> list[list[Part]]:
         return [parts(index) for index in range(len(self._plan.members))]
 
-    def _sent(self, matrices: Sequence[Matrix], owner: int, source: int) -> list[Part]:
-        rank = self._plan.members[source]
-        return [
-            (matrix, section)
-            for matrix in matrices
-            if matrix.owner == owner and (section := self._plan.sent(matrix, rank)) is not None
-        ]
-
-    def _stored(self, matrices: Sequence[Matrix], owner: int, member: int) -> list[Part]:
+    def _parts(
+        self,
+        matrices: Sequence[Matrix],
+        owner: int,
+        member: int,
+        stored: Callable[[Matrix, int], MatrixWindow | None],
+    ) -> list[Part]:
+        """Pair the matrices of an owner with what a member stores of them, or sends of it."""
         rank = self._plan.members[member]
-        return [
-            (matrix, section)
-            for matrix in matrices
-            if matrix.owner == owner and (section := self._plan.section(rank, matrix)) is not None
-        ]
+        owned = (matrix for matrix in matrices if matrix.owner == owner)
+        return [(matrix, window) for matrix in owned if (window := stored(matrix, rank)) is not None]
 
     def _exchange(
         self, sent: torch.Tensor, to_members: Sequence[list[Part]], from_members: Sequence[list[Part]]

@@ -6,10 +6,10 @@
 A single process is a layout like any other: nothing is attached, and the model is the plain decoder.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,22 +31,24 @@ from hlat.model import (
 )
 from hlat.optim import LocalMatrices, WholeMatrices
 from hlat.parallel.data_parallel import (
+    MicroBatch,
     ReplicatedGradients,
     all_reduce_gradients,
     configure_micro_batch,
     gathered_parameters,
     owned_rows,
+    pass_label,
     reshard,
     shard_model,
     sharded_parameters,
     sum_of_squares,
+    sum_on_host,
     sum_over_world,
     unsharded_gradients,
 )
 from hlat.parallel.device_support import compile_blocks, decide_compilation, device_problems, needs_whole_matrices
 from hlat.parallel.layout import Layout, StepShape
 from hlat.parallel.matrix_exchange import MatrixExchange, MatrixPlan
-from hlat.parallel.passes import MicroBatch, pass_label, sum_on_host
 from hlat.parallel.process_groups import ProcessGroups, create_process_groups, try_groups
 from hlat.parallel.stages.stage_layers import rank_model_shards
 from hlat.parallel.tensor_parallel import parallelize_block, parallelize_embedding_and_head
@@ -70,6 +72,9 @@ class ParallelModel:
         self.layout, self.groups, self.stages = layout, groups, stages
         self.config = recipe.model
         self._recipe, self._device, self._rank, self._ranks = recipe, runtime.device, runtime.rank, runtime.ranks
+        self._world, self._zero_stage = layout.world, layout.zero
+        # Indices of the sequences that this rank computes, of a global batch of a size; asked for every batch
+        self.rows: Callable[[int], range] = cache(partial(layout.rows, runtime.rank))
         here = layout.coordinates(runtime.rank)
         self._coordinates = here
         # FSDP2 itself decides which rank owns a shard; replicated parameters are owned by the first rank that has them.
@@ -100,10 +105,6 @@ class ParallelModel:
             positions,
             self._device,
         )
-
-    def rows(self, global_batch: int) -> range:
-        """Return the indices of the sequences that this rank computes, of a global batch of this size."""
-        return self.layout.rows(self._rank, global_batch)
 
     @property
     def data_ranks(self) -> int:
@@ -175,8 +176,7 @@ class ParallelModel:
 
     def _count(self, labels_BS: torch.Tensor) -> torch.Tensor | int:
         """Labelled tokens of the global batch; a device tensor if it is a sum over ranks."""
-        with host_values():
-            count = int((labels_BS != IGNORED).sum())
+        count = int((labels_BS.numpy() != IGNORED).sum())  # of numpy: a rehearsal's own labels have values
         if self.groups.data is None:
             return count
         # int32: some devices have no collectives of int64. Recipes with 2^31 tokens per step are refused.
@@ -191,8 +191,7 @@ class ParallelModel:
         """Select this rank's positions of complete sequences, on its device."""
         positions = batch.positions_BS
         assert (positions is not None) == self._recipe.data.isolate, "memory and compiled code depend on it"
-        with host_values():
-            assert positions is None or not positions[:, 0].any(), "every row starts a document"
+        assert positions is None or not positions.numpy()[:, 0].any(), "every row starts a document"
         return batch.local(self._spans, self._device)
 
     def _train_micro_batches(self, batches: Sequence[MicroBatch], tokens: torch.Tensor | int) -> torch.Tensor:
@@ -200,7 +199,7 @@ class ParallelModel:
         loss = self._zero.clone()
         for number, (inputs, labels, positions) in enumerate(batches, start=1):
             enter_phase("forward")
-            configure_micro_batch(model, self.layout.zero, last=number == len(batches))
+            configure_micro_batch(model, self._zero_stage, last=number == len(batches))
             with pass_label("forward", 0, number - 1):
                 term = model(inputs, labels, positions=positions) / tokens
             enter_phase("backward")
@@ -281,14 +280,14 @@ class ParallelModel:
         ]
         squares = sum_of_squares(gradients, self._zero)
         # Both in one message
-        total = sum_over_world(torch.stack((loss.to(squares.dtype), squares)), self.layout.world)
+        total = sum_over_world(torch.stack((loss.to(squares.dtype), squares)), self._world)
         return total[0], total[1].sqrt()
 
     @torch.no_grad()
     def parameter_norm(self) -> torch.Tensor:
         """Compute the L2 norm over all parameters of all ranks, each counted once: a scalar."""
         rows = [row for each in self.local_parameters for row in owned_rows(each, each.tensor)]
-        return sum_over_world(sum_of_squares(rows, self._zero).reshape(1), self.layout.world)[0].sqrt()
+        return sum_over_world(sum_of_squares(rows, self._zero).reshape(1), self._world)[0].sqrt()
 
     def sum_over_world(self, values: torch.Tensor) -> torch.Tensor:
         """Sum a CPU tensor over all ranks, in place."""

@@ -49,9 +49,8 @@ from torch.distributed.pipelining.schedules import (
 
 from hlat.config import ZERO_BUBBLE
 from hlat.model import Decoder, Reduction, head_loss, split_backward
-from hlat.parallel.data_parallel import reshard_after_every_backward
+from hlat.parallel.data_parallel import MicroBatch, pass_label, reshard_after_every_backward
 from hlat.parallel.layout import Layout
-from hlat.parallel.passes import MicroBatch, pass_label
 from hlat.parallel.stages.in_flight import PENDING_SENDS
 from hlat.runtime.backend import torch_private
 from hlat.runtime.distributed.join import in_fake_world

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -149,6 +150,9 @@ _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or di
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+Collective = Callable[[torch.Tensor, ProcessGroup], torch.Tensor]
+
+
 def all_gather(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
     """All-gather (...) of every rank into (ranks, ...) on every rank."""
     x = x.contiguous()
@@ -163,6 +167,28 @@ def reduce_scatter(terms_R: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
     out = torch.empty_like(terms_R[0])
     _reduce_scatter(out.view(-1), terms_R.view(-1), group=group)
     return out
+
+
+def differentiable(name: str, forward: Collective, backward: Collective) -> Collective:
+    """Return a collective operation with autograd; ``backward`` makes of a gradient that of the input."""
+
+    class Exchange(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+            ctx.group = group
+            return forward(x, group)
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+            return backward(grads[0], ctx.group), None
+
+    def exchange(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+        out: torch.Tensor = Exchange.apply(x, group)  # type: ignore[no-untyped-call]
+        return out
+
+    Exchange.__name__ = name  # in profiles
+    return exchange
 
 
 def all_reduce_together(tensors: Sequence[torch.Tensor], group: ProcessGroup) -> None:

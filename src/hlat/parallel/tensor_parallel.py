@@ -24,11 +24,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from hlat.model import CrossEntropy, Decoder, DecoderBlock, vocabulary_rows
-from hlat.parallel.process_groups import all_gather, reduce_scatter
+from hlat.parallel.process_groups import all_gather, differentiable, reduce_scatter
 
 
 def all_gather_sequence(x_BsX: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
@@ -41,71 +40,26 @@ def reduce_scatter_sequence(x_BSX: torch.Tensor, group: ProcessGroup) -> torch.T
     return reduce_scatter(x_BSX.unflatten(1, (group.size(), -1)).transpose(0, 1), group)
 
 
-class _GatherSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return all_gather_sequence(x, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return reduce_scatter_sequence(grads[0], ctx.group), None
-
-
-class _ReduceScatterSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return reduce_scatter_sequence(x, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return all_gather_sequence(grads[0], ctx.group), None
-
-
 def _all_reduce(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
     out = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(out, group=group)
     return out
 
 
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return _all_reduce(grads[0], ctx.group), None
-
-
-class _AllReduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-        return _all_reduce(x, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return grads[0], None
+_gather_sequence = differentiable("GatherSequence", all_gather_sequence, reduce_scatter_sequence)
+_reduce_scatter_sequence = differentiable("ReduceScatterSequence", reduce_scatter_sequence, all_gather_sequence)
+_copy = differentiable("Copy", lambda x, group: x.view_as(x), _all_reduce)
+_sum = differentiable("AllReduce", _all_reduce, lambda grad, group: grad)
 
 
 def gather_or_copy(x: torch.Tensor, group: ProcessGroup, sequence: bool) -> torch.Tensor:
     """Prepare the input of a column-parallel layer: (B, S, D) from shards (B, S / ranks, D), or the same input."""
-    function = _GatherSequence if sequence else _Copy
-    out: torch.Tensor = function.apply(x, group)  # type: ignore[no-untyped-call]
-    return out
+    return (_gather_sequence if sequence else _copy)(x, group)
 
 
 def reduce(x: torch.Tensor, group: ProcessGroup, sequence: bool) -> torch.Tensor:
     """Sum the output (B, S, D) of a row-parallel layer over ranks; shard the sum like ``gather_or_copy``'s input."""
-    function = _ReduceScatterSequence if sequence else _AllReduce
-    out: torch.Tensor = function.apply(x, group)  # type: ignore[no-untyped-call]
-    return out
+    return (_reduce_scatter_sequence if sequence else _sum)(x, group)
 
 
 def register_input_gather(module: nn.Module, group: ProcessGroup, sequence: bool) -> None:

@@ -3,6 +3,7 @@
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hlat.planner import format_number
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _GIB = 1 << 30
 _WIDE = 120
+_DEGREES = ("pipeline", "data", "context", "tensor", "zero", "replicas")
 _PART_TITLES = {
     "compute": "computing, recomputing",
     "tensor": "waiting: tensor axis",
@@ -148,14 +150,7 @@ def rehearsal_json(rehearsal: "Rehearsal") -> dict[str, Any]:
     layout = rehearsal.layout
     return {
         "world": layout.world,
-        "layout": {
-            "pipeline": layout.pipeline,
-            "data": layout.data,
-            "context": layout.context,
-            "tensor": layout.tensor,
-            "zero": layout.zero,
-            "replicas": layout.replicas,
-        },
+        "layout": {name: getattr(layout, name) for name in _DEGREES},
         "precision": rehearsal.recipe.precision.mode,
         "micro_batches": rehearsal.recipe.micro_batches(layout.world),
         "tokens_per_step": rehearsal.recipe.tokens_per_step,
@@ -176,10 +171,7 @@ def _device_json(rehearsal: "Rehearsal") -> dict[str, Any] | None:
         "type": device.device_type,
         "chip": device.chip.name,
         "memory_bytes": device.memory_bytes,
-        "decisions": [
-            {"name": decision.name, "choice": decision.choice, "reason": decision.reason}
-            for decision in rehearsal.decisions
-        ],
+        "decisions": [asdict(decision) for decision in rehearsal.decisions],
     }
 
 

@@ -8,7 +8,9 @@ if TYPE_CHECKING:
     from hlat.training.components import ComponentList as ComponentList
     from hlat.training.components import StepEnd as StepEnd
     from hlat.training.loop import Outcome as Outcome
+    from hlat.training.loop import accumulate_gradients as accumulate_gradients
     from hlat.training.loop import run as run
+    from hlat.training.loop import update as update
     from hlat.training.numerics import configure_rounding as configure_rounding
     from hlat.training.numerics import resolve_determinism as resolve_determinism
     from hlat.training.numerics import resolve_precision as resolve_precision
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from hlat.training.run_state import no_progress as no_progress
     from hlat.training.start import RunOrigin as RunOrigin
     from hlat.training.start import run_lock as run_lock
-    from hlat.training.step import accumulate_gradients as accumulate_gradients
-    from hlat.training.step import update as update
     from hlat.training.validation.evaluation import Evaluation as Evaluation
     from hlat.training.validation.evaluation import EvaluationResult as EvaluationResult
     from hlat.training.validation.evaluation import open_evaluation as open_evaluation
@@ -36,13 +36,12 @@ __getattr__ = lazily(
     __name__,
     {
         "components": "ComponentList StepEnd",
-        "loop": "Outcome run",
+        "loop": "Outcome accumulate_gradients run update",
         "numerics": "configure_rounding resolve_determinism resolve_precision",
         "optional_components": "installed_components requested_components",
         "process": "scheduled_gc",
         "run_state": "DataProgress no_progress",
         "start": "RunOrigin run_lock",
-        "step": "accumulate_gradients update",
         "validation.evaluation": "Evaluation EvaluationResult open_evaluation",
         "validation.losses": "SingleProcessModel ValidationResult validate",
         "validation.tasks": "TaskRequest encode_requests read_requests write_requests",

@@ -18,15 +18,26 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from pydantic import BaseModel
 
 from hlat.checkpoint import Checkpoint, ExtraState, extra_names, restore
 from hlat.config import Recipe, Section
 from hlat.optim import Optimizer
 from hlat.parallel import ParallelModel
+from hlat.resilience import APPLY, StepVerdict
 from hlat.runtime.distributed.join import Runtime
 from hlat.tracking import OtherRankTracker, Tracker
-from hlat.training.step import StepResult
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Result of a step, the same on every rank. Scalar tensors stay on the device, to avoid synchronization."""
+
+    loss: torch.Tensor  # mean over the tokens of the global batch, in nats
+    gradient_norm: torch.Tensor  # before clipping
+    learning_rate: float
+    verdict: StepVerdict = APPLY
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,36 @@ lock the run folder -> build or resume -> announce -> components begin
     -> [ batch -> forward and backward -> anomaly check -> clip -> optimizer -> components -> stop? ] -> components end
                                                |-> roll back to a checkpoint
 
+    a step: this rank's sequences -> micro-batches -> forward, summed loss / tokens of the global batch, backward
+                          -> loss and gradient norm over all ranks -> verdict -> clip -> learning rate -> optimizer
+
+Every micro-batch of every rank divides its loss by the tokens of the global batch. So gradient accumulation and data
+parallelism give exactly the gradient of the global batch, up to the order of additions, even if micro-batches have
+different numbers of labels.
+
+The verdict is computed on the host, which reads loss and norm: one device synchronization in each step. A rejected
+update is not applied at all; it is never multiplied by zero, because zero times NaN is NaN.
+
 Everything else that happens in a step is a component (``hlat.training.components``): saving, validation and metrics
 among them. ``_components`` lists them in the order in which they are called.
 """
 
+import time
+from collections import defaultdict
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TextIO
 
+import torch
+
 from hlat.config import Recipe, refuse_faults
-from hlat.parallel import decide_compilation
-from hlat.resilience import StepVerdict, Watchdog, record_run_id, set_step_counter
+from hlat.data import Batch
+from hlat.optim import Optimizer, learning_rate
+from hlat.parallel import ParallelModel, decide_compilation
+from hlat.resilience import APPLY, StepVerdict, Watchdog, record_run_id, set_step_counter
 from hlat.runtime.backend.faults import collect_dumps
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.join import Runtime, joined_run
@@ -27,7 +44,7 @@ from hlat.runtime.progress import enter_phase, enter_stage, observe_phases
 from hlat.runtime.storage.run_folder import EarlierAttempt, RunFolder, hold_run_folder, open_run_folder
 from hlat.tracking import OtherRankTracker, Tracker, check_installed, open_tracker
 from hlat.training.batches import BatchPrefetcher
-from hlat.training.components import ComponentList, LoopStart, StepEnd, TrainingComponent
+from hlat.training.components import ComponentList, LoopStart, StepEnd, StepResult, TrainingComponent
 from hlat.training.interruptions import Deadline, StopRequest, explained_out_of_memory
 from hlat.training.numerics import configure_rounding
 from hlat.training.optional_components import installed_components
@@ -37,7 +54,6 @@ from hlat.training.saving.checkpointing import Checkpointer, background_saver, r
 from hlat.training.saving.corruption_check import CorruptionCheck
 from hlat.training.saving.exports import WeightExports
 from hlat.training.start import RunOrigin, announce, has_begun, record_attempt, record_early_failure, run_lock
-from hlat.training.step import PhaseTimer, StepResult, accumulate_gradients, update
 from hlat.training.step_metrics import MetricsCollection, MetricsLines, report_anomaly
 from hlat.training.validation.losses import ValidationResult
 
@@ -116,35 +132,49 @@ def run(
         )
         folder = _lock_run_folder(stack, recipe, runtime, stream)
         open_run_folder(recipe.run_dir, earlier)  # again: the folder may have changed while waiting for the lock
-        resumes = runtime.ranks.run_on_rank0(lambda: has_begun(recipe.run_dir))
-        # A new run is recorded before data is prepared, so that one that dies early leaves its recipe. One that goes on
-        # is recorded once it is accepted.
-        if not resumes:
-            runtime.ranks.run_on_rank0(lambda: record_attempt(recipe, runtime, origin))
-        try:
-            with explained_out_of_memory(recipe, runtime, lambda: 0):
-                state = build_run_state(recipe, runtime, folder, data_progress, require_step, earlier)
-        except HlatError as error:
-            if runtime.ranks.is_first:
-                record_early_failure(recipe, error)
-            raise
-        if resumes:
-            runtime.ranks.run_on_rank0(lambda: record_attempt(recipe, runtime, origin))
-        if folder.run_id is not None:
-            record_run_id(folder.run_id)
+        state = _build(recipe, runtime, folder, data_progress, require_step, earlier, origin)
         tracker = _open_tracker(state, stream)
         stack.enter_context(tracker)
         announce(state, tracker)
-        corruption_check = CorruptionCheck(state, tracker)
-        checkpointer = Checkpointer(state, tracker, corruption_check, background_saver(saver, state))
+        checkpointer = Checkpointer(state, tracker, CorruptionCheck(state, tracker), background_saver(saver, state))
         first_step = state.step
         try:
             with explained_out_of_memory(state.recipe, runtime, lambda: state.step - first_step):
-                return _train(state, tracker, profile, corruption_check, checkpointer)
+                return _train(state, tracker, profile, checkpointer)
         except HlatError as error:
             with suppress(StorageError):  # the error may be about this very disk
                 tracker.event("error", step=state.step, message=str(error))
             raise
+
+
+def _build(
+    recipe: Recipe,
+    runtime: Runtime,
+    folder: RunFolder,
+    data_progress: DataProgress,
+    require_step: int | None,
+    earlier: EarlierAttempt | None,
+    origin: RunOrigin | None,
+) -> RunState:
+    """Build the run, and record this attempt or why it failed. Collective."""
+    ranks = runtime.ranks
+    resumes = ranks.run_on_rank0(lambda: has_begun(recipe.run_dir))
+    # A new run is recorded before data is prepared, so that one that dies early leaves its recipe. One that goes on is
+    # recorded once it is accepted.
+    if not resumes:
+        ranks.run_on_rank0(lambda: record_attempt(recipe, runtime, origin))
+    try:
+        with explained_out_of_memory(recipe, runtime, lambda: 0):
+            state = build_run_state(recipe, runtime, folder, data_progress, require_step, earlier)
+    except HlatError as error:
+        if ranks.is_first:
+            record_early_failure(recipe, error)
+        raise
+    if resumes:
+        ranks.run_on_rank0(lambda: record_attempt(recipe, runtime, origin))
+    if folder.run_id is not None:
+        record_run_id(folder.run_id)
+    return state
 
 
 def _lock_run_folder(stack: ExitStack, recipe: Recipe, runtime: Runtime, stream: TextIO | None) -> RunFolder:
@@ -180,13 +210,7 @@ def _open_tracker(state: RunState, stream: TextIO | None) -> Tracker | OtherRank
     )
 
 
-def _train(
-    state: RunState,
-    tracker: Tracker | OtherRankTracker,
-    profile: bool,
-    corruption_check: CorruptionCheck,
-    checkpointer: Checkpointer,
-) -> Outcome:
+def _train(state: RunState, tracker: Tracker | OtherRankTracker, profile: bool, checkpointer: Checkpointer) -> Outcome:
     recipe, total = state.recipe, state.recipe.total_steps
     last_step = min(total, state.step + recipe.training.stop_after) if recipe.training.stop_after else total
     result, stop_reason = None, None
@@ -201,9 +225,8 @@ def _train(
         stop = stack.enter_context(StopRequest(state.runtime.ranks, on_signal, lambda: deadline.has_passed))
         set_step_counter(lambda: state.step)
         prefetcher = stack.enter_context(_open_prefetcher(state, tracker))
-        metrics_lines = MetricsLines(state, tracker, timer)
-        exports = WeightExports(state, tracker)
-        components = ComponentList(_components(state, metrics_lines, corruption_check, checkpointer, exports, profile))
+        metrics_lines = MetricsLines(state, tracker, timer.reset)
+        components = ComponentList(_components(state, tracker, metrics_lines, checkpointer, profile))
         components.begin(LoopStart(recipe, state.runtime, state.step, tracker, stack))
         metrics_lines.write_missing()
         compiles = decide_compilation(recipe, state.runtime.device, state.runtime.world).on
@@ -240,23 +263,19 @@ def _train(
 
 
 def _components(
-    state: RunState,
-    metrics_lines: MetricsLines,
-    corruption_check: CorruptionCheck,
-    checkpointer: Checkpointer,
-    exports: WeightExports,
-    profile: bool,
+    state: RunState, tracker: Tracker | OtherRankTracker, lines: MetricsLines, checkpointer: Checkpointer, profile: bool
 ) -> list[TrainingComponent]:
-    """List the components of the run, in the order in which they are called before and after each step."""
+    """List what the recipe asks for, in the order in which it is called before and after each step."""
+    check = checkpointer.corruption_check
     return [
-        FaultInjection(state),
+        *([FaultInjection(state)] if state.recipe.faults else []),
         *state.components,  # before the save: it has their state
-        corruption_check,
-        MetricsCollection(metrics_lines),
+        *([check] if check.compares else []),
+        MetricsCollection(lines),
         checkpointer,
-        exports,  # of what is durable
-        metrics_lines,  # after the save: validation and the line may fail, and then the step is durable
-        Profiler(profile),
+        *([WeightExports(state, tracker)] if state.recipe.checkpoint.export is not None else []),  # of what is durable
+        lines,  # after the save: validation and the line may fail, and then the step is durable
+        *([Profiler()] if profile else []),
         GarbageCollector(),
     ]
 
@@ -286,3 +305,63 @@ def _training_step(state: RunState, prefetcher: BatchPrefetcher) -> StepResult:
     state.last_batch = local_batch.batch
     state.step += 1
     return result
+
+
+StepCheck = Callable[[float, float], StepVerdict]
+"""Function from loss and gradient norm of a step to its verdict; it returns the same on every rank."""
+
+
+def accumulate_gradients(model: ParallelModel, batch: Batch) -> torch.Tensor:
+    """Add the gradient of the global batch's mean loss to ``.grad``; return this rank's term of the loss."""
+    return model.accumulate_gradients(batch.inputs_BS, batch.labels_BS, batch.positions_BS)
+
+
+def update(
+    model: ParallelModel,
+    optimizer: Optimizer,
+    recipe: Recipe,
+    step: int,
+    loss: torch.Tensor,
+    check: StepCheck | None = None,
+) -> StepResult:
+    """Reduce loss and gradients over all ranks, and update the weights if the verdict applies the update. Collective.
+
+    ``step`` counts from 1, ``loss`` is the result of ``accumulate_gradients``. Without ``check``, the update is always
+    applied, and the device is not waited for.
+    """
+    enter_phase("reduce")
+    loss, norm = model.reduce_loss_and_norm(loss)
+    verdict = APPLY
+    if check is not None:
+        enter_phase("device")
+        verdict = check(*torch.stack((loss, norm)).tolist())
+    enter_phase("optimizer")
+    rate = learning_rate(recipe.schedule, peak=recipe.optimizer.lr, horizon=recipe.horizon_steps, step=step)
+    if verdict.applied:
+        if recipe.optimizer.clip_norm is not None:
+            optimizer.clip_gradients(norm, recipe.optimizer.clip_norm)
+        optimizer.set_learning_rate(rate)
+        optimizer.step()
+    # None instead of zeros: frees the memory, and backward writes gradients without reading them.
+    optimizer.zero_grad(set_to_none=True)
+    return StepResult(loss, norm, rate, verdict)
+
+
+class PhaseTimer:
+    """Seconds per named phase since the last ``reset``; a phase lasts until the next one begins."""
+
+    def __init__(self, first: str = "between", clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._phase, self._since = first, clock()
+
+    def __call__(self, phase: str) -> None:
+        now = self._clock()
+        self._seconds[self._phase] += now - self._since
+        self._phase, self._since = phase, now
+
+    def reset(self) -> dict[str, float]:
+        """Return the seconds per phase, and start again from zero."""
+        self(self._phase)
+        seconds, self._seconds = dict(self._seconds), defaultdict(float)
+        return seconds

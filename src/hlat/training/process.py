@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -72,29 +71,6 @@ def table(times: Iterable[OperatorTime], steps: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-@contextmanager
-def profile_steps(wanted: bool, folder: Path, rank: int, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """Profile steps 4 to 6 if wanted, and yield the function to call after each step; ``say`` shows the table."""
-    if not wanted:
-        yield lambda: None
-        return
-
-    def write(finished: profile) -> None:
-        folder.mkdir(exist_ok=True)
-        finished.export_chrome_trace(str(folder / f"rank-{rank}.json"))
-        text = table(_operator_times(finished), _PROFILED_STEPS)
-        (folder / f"rank-{rank}.txt").write_text(text, encoding="utf-8")
-        say(f"profile of {_PROFILED_STEPS} steps, in {folder}:\n{text}")
-
-    activities = [ProfilerActivity.CPU]
-    if torch.accelerator.is_available():
-        activities += [each for each in torch.profiler.supported_activities() if each != ProfilerActivity.CPU]
-    # One step of warm-up: starting to trace takes time that is not the step's.
-    plan = schedule(wait=_SKIPPED_STEPS - 1, warmup=1, active=_PROFILED_STEPS, repeat=1)
-    with profile(activities=activities, schedule=plan, on_trace_ready=write) as running:
-        yield running.step
-
-
 def _operator_times(finished: profile) -> list[OperatorTime]:
     """Return the times of the device's kernels if it reports them, else of the operators on the CPU."""
     # A label of a pass is no operator: its own time is that of the host between operators.
@@ -112,53 +88,68 @@ def _operator_times(finished: profile) -> list[OperatorTime]:
 _COLLECT_EVERY = 100  # steps
 
 
-class GarbageCollection:
-    """Collector that runs after every 100th step."""
-
-    def after_step(self, step: int) -> None:
-        if step % _COLLECT_EVERY == 0:
-            # The two younger generations are enough: no step creates reference cycles that hold tensors.
-            gc.collect(1)
-
-
 @contextmanager
-def scheduled_gc() -> Iterator[GarbageCollection]:
-    """Disable automatic collection inside the block, and freeze the objects that exist at its start."""
+def scheduled_gc() -> Iterator[Callable[[int], None]]:
+    """Collect inside the block only when the function that it yields is called after a step that is due.
+
+    The objects that exist at its start are frozen.
+    """
     was_enabled = gc.isenabled()
     gc.collect()
     # What exists now stays for the whole run: later collections need not look at it.
     gc.freeze()
     gc.disable()
     try:
-        yield GarbageCollection()
+        yield _collect_if_due
     finally:
         gc.unfreeze()
         if was_enabled:
             gc.enable()
 
 
-class Profiler(TrainingComponent):
-    """Profiles steps 4 to 6 of this process (``hlat train --profile``)."""
-
-    def __init__(self, wanted: bool) -> None:
-        self._wanted = wanted
-
-    def begin(self, start: LoopStart) -> None:
-        folder, rank = start.recipe.run_dir / "profile", start.runtime.rank
-        self._step = start.stack.enter_context(profile_steps(self._wanted, folder, rank, start.tracker.message))
-
-    def after_step(self, end: StepEnd) -> None:
-        self._step()
+def _collect_if_due(step: int) -> None:
+    if step % _COLLECT_EVERY == 0:
+        # The two younger generations are enough: no step creates reference cycles that hold tensors.
+        gc.collect(1)
 
 
 class GarbageCollector(TrainingComponent):
     """Runs Python's garbage collector after the same steps on every rank."""
 
     def begin(self, start: LoopStart) -> None:
-        self._collection = start.stack.enter_context(scheduled_gc())
+        self._collect = start.stack.enter_context(scheduled_gc())
 
     def after_step(self, end: StepEnd) -> None:
-        self._collection.after_step(end.step)
+        self._collect(end.step)
+
+
+class Profiler(TrainingComponent):
+    """Profiles steps 4 to 6 of this process (``hlat train --profile``)."""
+
+    def begin(self, start: LoopStart) -> None:
+        self._folder, self._rank, self._say = (
+            start.recipe.run_dir / "profile",
+            start.runtime.rank,
+            start.tracker.message,
+        )
+        activities = [ProfilerActivity.CPU]
+        if torch.accelerator.is_available():
+            activities += [each for each in torch.profiler.supported_activities() if each != ProfilerActivity.CPU]
+        # One step of warm-up: starting to trace takes time that is not the step's.
+        plan = schedule(wait=_SKIPPED_STEPS - 1, warmup=1, active=_PROFILED_STEPS, repeat=1)
+        self._running = start.stack.enter_context(
+            profile(activities=activities, schedule=plan, on_trace_ready=self._write)
+        )
+
+    def after_step(self, end: StepEnd) -> None:
+        self._running.step()
+
+    def _write(self, finished: profile) -> None:
+        self._folder.mkdir(exist_ok=True)
+        finished.export_chrome_trace(str(self._folder / f"rank-{self._rank}.json"))
+        text = table(_operator_times(finished), _PROFILED_STEPS)
+        (self._folder / f"rank-{self._rank}.txt").write_text(text, encoding="utf-8")
+        self._say(f"profile of {_PROFILED_STEPS} steps, in {self._folder}:\n{text}")
 
 
 class FaultInjection(TrainingComponent):

@@ -11,11 +11,13 @@ is set aside. If there is no trace of the newer one, somebody removed it, or ano
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from hlat.checkpoint import (
     BAD_SUFFIX,
+    Checkpoint,
     CheckpointContent,
     CheckpointStore,
     RecipeChange,
@@ -182,8 +184,12 @@ class RunState:
 
     def utilization(self, tokens_per_second: float, convention: Literal["causal", "full"]) -> float:
         """Return the model FLOP/s utilization, a share of the peak of all devices."""
-        flops = flops_per_token(self.recipe.model, self.recipe.data.sequence_length, convention)
-        return flops * tokens_per_second / (self.peak.value * self.runtime.world)
+        return self._flops_per_token[convention] * tokens_per_second / (self.peak.value * self.runtime.world)
+
+    @cached_property
+    def _flops_per_token(self) -> dict[Literal["causal", "full"], float]:
+        model, length = self.recipe.model, self.recipe.data.sequence_length
+        return {"causal": flops_per_token(model, length, "causal"), "full": flops_per_token(model, length, "full")}
 
     def check_folder(self) -> None:
         """Raise StateLostError on every rank if the run's folder is gone. Collective."""
@@ -317,12 +323,7 @@ def build_run_state(
     newest, recipe_changes = tiers.newest(require_step), []
     check_nothing_lost(runtime.ranks, folder.path, newest.step if newest is not None else None, earlier, damaged)
     asked_for = recipe.precision.mode
-    saved_recipe = read_saved_run(newest)[0] if newest is not None else None
-    # Before the model is built: the mode decides about the dtype of the weights.
-    recipe, precision_note = resolve_precision(recipe, runtime, saved_recipe)
-    recipe = resolve_determinism(recipe, runtime, saved_recipe)
-    arithmetic = Arithmetic.of(recipe, runtime)
-    check_consistent(runtime.ranks, {"kernels": arithmetic.by_subject()})
+    recipe, precision_note, arithmetic = _settle_arithmetic(recipe, runtime, newest)
     if newest is not None:
         recipe_changes = check_resume(*read_saved_run(newest), recipe, prepared.fingerprint)
         arithmetic.check_resume(newest.meta.get("versions", {}), recipe, recipe_changes)
@@ -337,16 +338,13 @@ def build_run_state(
     )
     components = requested_components(recipe, model.local_parameters)
     changes, initial_weights = StateChanges(), None
-    if not fresh:
-        enter_stage("loading weights")
     if newest is not None:
+        enter_stage("loading weights")
         changes = runtime.ranks.run_on_all(lambda: load_state(newest, recipe, model, optimizer, components))
         runtime.ranks.run_on_all(lambda: training_data.restore(newest))
         anomalies.restore(newest.meta.get("anomalies"))
-    elif (weights := recipe.checkpoint.init_from) is not None:
-        before = runtime.ranks.run_on_rank0(lambda: _earlier_weights(recipe))
-        initial_weights = load_weights(weights, recipe.model, model.local_parameters, runtime.ranks, before)
-    if newest is None:
+    else:
+        initial_weights = _load_initial_weights(recipe, runtime, model)
         components.reset()
     if runtime.ranks.is_first:
         for data in (prepared, *sets.values()):
@@ -379,6 +377,29 @@ def build_run_state(
         unwritten_metrics=_saved_metrics(newest.meta) if newest is not None else None,
         initial_weights=initial_weights,
     )
+
+
+def _settle_arithmetic(
+    recipe: Recipe, runtime: Runtime, newest: Checkpoint | None
+) -> tuple[Recipe, str | None, Arithmetic]:
+    """Resolve precision and determinism as the checkpoint has them; the text explains the choice. Collective."""
+    saved_recipe = read_saved_run(newest)[0] if newest is not None else None
+    # Before the model is built: the mode decides about the dtype of the weights.
+    recipe, note = resolve_precision(recipe, runtime, saved_recipe)
+    recipe = resolve_determinism(recipe, runtime, saved_recipe)
+    arithmetic = Arithmetic.of(recipe, runtime)
+    check_consistent(runtime.ranks, {"kernels": arithmetic.by_subject()})
+    return recipe, note, arithmetic
+
+
+def _load_initial_weights(recipe: Recipe, runtime: Runtime, model: ParallelModel) -> str | None:
+    """Load the weights of ``checkpoint.init_from`` and return their identity; None if there are none. Collective."""
+    weights = recipe.checkpoint.init_from
+    if weights is None:
+        return None
+    enter_stage("loading weights")
+    before = runtime.ranks.run_on_rank0(lambda: _earlier_weights(recipe))
+    return load_weights(weights, recipe.model, model.local_parameters, runtime.ranks, before)
 
 
 def _earlier_weights(recipe: Recipe) -> str | None:

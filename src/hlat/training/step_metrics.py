@@ -16,6 +16,7 @@ and left out; one that ends the process is left out by the next attempt.
 
 import math
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,9 +26,8 @@ from hlat.runtime.distributed.host_collectives import AsyncMax
 from hlat.runtime.errors import NumericsError
 from hlat.runtime.progress import enter_phase
 from hlat.tracking import OtherRankTracker, Tracker, append_samples
-from hlat.training.components import StepEnd, TrainingComponent
+from hlat.training.components import StepEnd, StepResult, TrainingComponent
 from hlat.training.run_state import RunState
-from hlat.training.step import PhaseTimer, StepResult
 from hlat.training.validation.evaluation import EvaluationAttempts, EvaluationResult
 from hlat.training.validation.losses import ValidationResult
 
@@ -52,15 +52,19 @@ def reproducible_metrics(state: RunState, result: StepResult) -> dict[str, Any]:
     }
 
 
-def timing_metrics(state: RunState, tokens: int, timer: PhaseTimer) -> dict[str, Any]:
-    """Return the metrics of machine and time since the last line, and reset the timer. Collective."""
-    rate = tokens / timer.training_seconds
+TRAINING_PHASES = ("data", "forward", "backward", "reduce", "optimizer", "device")
+
+
+def timing_metrics(state: RunState, tokens: int, seconds: dict[str, float]) -> dict[str, Any]:
+    """Return the metrics of machine and time since the last line, given the seconds of each phase. Collective."""
+    # Training steps only, without evaluation and checkpoints.
+    rate = tokens / sum(seconds.get(phase, 0.0) for phase in TRAINING_PHASES)
     return {
         "tokens_per_second": rate,
         "mfu": state.utilization(rate, "causal"),
         "mfu_full": state.utilization(rate, "full"),
         **_memory_metrics(state),
-        "seconds": timer.reset(),
+        "seconds": seconds,
     }
 
 
@@ -155,9 +159,12 @@ def _diverged(state: RunState, problem: str) -> NumericsError:
 class MetricsLines(TrainingComponent):
     """Evaluates, if the step does, and writes the line of metrics that was collected before the save."""
 
-    def __init__(self, state: RunState, tracker: Tracker | OtherRankTracker, timer: PhaseTimer) -> None:
-        self._state, self._tracker, self._timer = state, tracker, timer
+    def __init__(
+        self, state: RunState, tracker: Tracker | OtherRankTracker, reset_timer: Callable[[], dict[str, float]]
+    ) -> None:
+        self._state, self._tracker, self._reset_timer = state, tracker, reset_timer
         self._tokens_before = state.tokens  # at the last line, or where this process started from
+        self._has_evaluation = bool(state.evaluation)
         self._attempts = EvaluationAttempts(state.recipe.run_dir)
         self.validation: ValidationResult | None = None  # of the last step, if it evaluated
 
@@ -192,7 +199,7 @@ class MetricsLines(TrainingComponent):
     def after_rollback(self, step: int) -> None:
         # The undone steps took time, which is not that of the tokens to come.
         self._state.unwritten_metrics, self._tokens_before, self.validation = None, self._state.tokens, None
-        self._timer.reset()
+        self._reset_timer()
 
     def _write(self, metrics: dict[str, Any], *, timed: bool = False) -> ValidationResult | None:
         result = self._evaluate() if self._evaluates() else None
@@ -206,7 +213,7 @@ class MetricsLines(TrainingComponent):
 
     def _times(self) -> dict[str, Any]:
         tokens, self._tokens_before = self._state.tokens - self._tokens_before, self._state.tokens
-        return timing_metrics(self._state, tokens, self._timer)
+        return timing_metrics(self._state, tokens, self._reset_timer())
 
     def _log(self, line: dict[str, Any]) -> None:
         if self._state.runtime.ranks.is_first:
@@ -218,7 +225,7 @@ class MetricsLines(TrainingComponent):
 
     def _evaluates(self) -> bool:
         settings = self._state.recipe.evaluation
-        return bool(self._state.evaluation) and (self._due(settings.every_steps) or self._passed(settings.every_tokens))
+        return self._has_evaluation and (self._due(settings.every_steps) or self._passed(settings.every_tokens))
 
     def _due(self, every: int | None) -> bool:
         step = self._state.step

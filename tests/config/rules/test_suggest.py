@@ -20,7 +20,7 @@ from hlat.config import Problem, Recipe, RecipeError, load_recipe, recipe_schema
 from hlat.config.layout_checks import CHECKS, Check, Rule, Unavailable, Values, holds
 from hlat.config.layout_rules import LAYOUT_RULES
 from hlat.config.load import _valid_values, parse_recipe
-from hlat.config.sections.parallel import ParallelConfig
+from hlat.config.sections.training import ParallelConfig
 from hlat.config.yaml_files import apply_overrides
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv")

@@ -18,7 +18,7 @@ from hlat.activation_checkpointing.plan import ActivationPlan
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.model import Decoder
-from hlat.model.kernels.operations import builds_masks
+from hlat.model.kernels.attention import builds_masks
 from hlat.model.layers import Attention
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.parallel.layout import StepShape

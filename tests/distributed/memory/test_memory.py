@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hlat.config.load import parse_recipe
 from hlat.config.sections.model import ModelConfig
-from hlat.config.sections.parallel import ParallelConfig
+from hlat.config.sections.training import ParallelConfig
 from hlat.model.counts import count_parameters
 from hlat.parallel.layout import StepShape
 from hlat.parallel.stages.rank_memory import StateBytes

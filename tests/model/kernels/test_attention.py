@@ -12,12 +12,11 @@ from torch.nn.attention.bias import causal_lower_right
 
 from hlat.model import DocumentMask, attend, attention_kernel
 from hlat.model.kernels import library
-from hlat.model.kernels.attention import attend_to_ranges, key_ranges
+from hlat.model.kernels.attention import attend_to_ranges, attention_is_used_on, has_attention, key_ranges
 from hlat.model.kernels.library import DTYPES
-from hlat.model.kernels.operations import attention_is_used_on, has_attention
 from hlat.runtime.backend.base import AttentionHeads
 from hlat.runtime.backend.c_library import find_c_compiler
-from hlat.runtime.backend.cpu import CpuBackend
+from hlat.runtime.backend.cpu import CpuBackend, fused_attention
 from tests.support.model.kernel_cases import UNITS, Results, normal, same_bits, torch_attention
 
 CPU = torch.device("cpu")
@@ -178,7 +177,8 @@ def test_the_name_says_what_computes_and_for_which_instructions(monkeypatch: pyt
     assert name == f"fused C kernel ({built.build})"
     assert attention_kernel(limited, True, CPU).name == f"{name} within documents"
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    assert not CpuBackend("cpu").fused_attention, "torch's kernel uses the tiles of AMX"
+    assert not fused_attention(), "torch's kernel uses the tiles of AMX"
+    monkeypatch.setattr(CpuBackend, "fused_attention", False)
     assert attention_kernel(AttentionHeads(torch.float32, 64, grouped=True), True, CPU).name == "flash_attention"
 
 

@@ -15,9 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hlat.model import IGNORED, CrossEntropy, attend, head_loss
 from hlat.model.kernels import library
-from hlat.model.kernels.operations import are_used_on, attention_is_used_on, describe_kernels, has_kernels
+from hlat.model.kernels.attention import attention_is_used_on
+from hlat.model.kernels.library import are_used_on, describe_kernels, has_kernels
 from hlat.model.pointwise import rms_norm, swiglu
-from hlat.runtime.backend import c_library
+from hlat.runtime.backend import c_library, cpu
 from hlat.runtime.backend.c_library import CompilationFailed, begin_compiling, compile_c_library, find_c_compiler
 from hlat.runtime.backend.table import backend_of, simulated_backend
 from hlat.runtime.distributed.join import fake_rank
@@ -228,6 +229,7 @@ def test_other_devices_use_torch() -> None:
 
 def test_other_processors_use_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    monkeypatch.setattr(cpu.CpuBackend, "pointwise_kernels", cpu.pointwise_kernels())
     assert not has_kernels(torch.ones(2, 4)) and describe_kernels(CPU) == "torch"
 
 

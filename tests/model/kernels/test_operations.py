@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from hlat.model.kernels.library import DTYPES
-from hlat.model.kernels.operations import has_kernels
+from hlat.model.kernels.library import DTYPES, has_kernels
 from hlat.model.pointwise import rms_norm, rotate, swiglu
 from tests.support.model.kernel_cases import (
     CASES,

@@ -12,7 +12,7 @@ from hlat.checkpoint.protocol.reader import read_meta, resolve
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.model import product_library
-from hlat.model.kernels.operations import describe_kernels
+from hlat.model.kernels.library import describe_kernels
 from hlat.runtime.errors import CheckpointError
 from hlat.training import run
 from tests.model.test_parity import longest_path

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="pip install -e '.[kernels]'")
 
 import torch
 
-from hlat.model.kernels.operations import OPERATORS, are_used_on, describe_kernels, in_triton
+from hlat.model.kernels.library import RESULTS, are_used_on, describe_kernels, in_triton
 from hlat.runtime.backend.base import Backend
 from hlat.runtime.backend.table import backend_of, simulated_backend
 from hlat.runtime.distributed.join import fake_rank
@@ -49,10 +49,10 @@ def launched(capability: int | str, dtype: torch.dtype):
         "cross_entropy_gradient_": (logits, torch.arange(TOKENS), of_tokens, of_tokens),
         "first_equal": (logits, of_tokens),
     }
-    assert operands.keys() == {name for name in OPERATORS if "attend" not in name}
+    assert operands.keys() == RESULTS.keys()
     with compiling(capability) as kernels:
         for name, given in operands.items():
-            in_triton(name, OPERATORS[name])(*given)
+            in_triton(name, RESULTS[name])(*given)
     assert len(kernels) == len(operands), "each operator is one kernel"
     return dict(zip(operands, kernels, strict=True))
 

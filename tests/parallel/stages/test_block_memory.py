@@ -12,11 +12,11 @@ import torch
 from hlat.activation_checkpointing.plan import POLICIES
 from hlat.activation_checkpointing.recomputation import LastRecomputed, RecomputingForward
 from hlat.config.sections.model import ModelConfig
-from hlat.config.sections.parallel import ParallelConfig
+from hlat.config.sections.training import ParallelConfig
 from hlat.model import CrossEntropy, head_loss
-from hlat.model.kernels.operations import are_used_on, attention_is_used_on
-from hlat.model.layers import DecoderBlock
-from hlat.model.pointwise import Rope
+from hlat.model.kernels.attention import attention_is_used_on
+from hlat.model.kernels.library import are_used_on
+from hlat.model.layers import DecoderBlock, Rope
 from hlat.parallel.layout import StepShape
 from hlat.parallel.stages.backward_memory import EndTensors, loss_peak
 from hlat.parallel.stages.transient_sizes import EagerKernels, block_bytes, saved_bytes

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from hlat.config.sections.parallel import Schedule
+from hlat.config.sections.training import Schedule
 from hlat.parallel.stages.in_flight import _numbers, _replay, peak_instants
 
 CASES: tuple[tuple[Schedule, int], ...] = (

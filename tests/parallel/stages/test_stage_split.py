@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hlat.config.sections.model import ModelConfig
-from hlat.config.sections.parallel import ParallelConfig, Schedule
+from hlat.config.sections.training import ParallelConfig, Schedule
 from hlat.parallel.layout import StepShape
 from hlat.parallel.stages.rank_memory import rank_bytes
 from hlat.parallel.stages.stage_layers import (

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from torch.distributed.pipelining.schedules import _Action, _add_send_recv
 
-from hlat.parallel.passes import pass_order
-from hlat.parallel.stages.in_flight import PENDING_SENDS, peak_instants, posted_receives
+from hlat.parallel.stages.in_flight import PENDING_SENDS, pass_order, peak_instants, posted_receives
 from hlat.parallel.stages.transient_memory import transient_bytes
 from hlat.planner.memory import estimate_rank_memory, rank_memory
 from hlat.planner.problem.layouts import parse_layout

@@ -13,8 +13,8 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from hlat.activation_checkpointing.plan import passes_in_flight
-from hlat.config.sections.parallel import ParallelConfig
-from hlat.parallel.passes import pass_order
+from hlat.config.sections.training import ParallelConfig
+from hlat.parallel.stages.in_flight import pass_order
 from hlat.planner.cost.step_time import StageTimes, simulate_pipeline
 
 EACH = {"1f1b": 1, "gpipe": 1, "interleaved-1f1b": 2, "interleaved-zero-bubble": 2, "zbv": 2}

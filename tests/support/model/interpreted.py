@@ -14,7 +14,9 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from hlat.model.kernels import operations, operations_triton
+from hlat.model.kernels import library as kernels
+from hlat.model.kernels import operations_triton
+from hlat.model.loss import head_loss
 
 _convert = interpreter._convert_float
 _patch_tensor = interpreter._patch_lang_tensor
@@ -39,9 +41,10 @@ def main() -> None:
     interpreter._convert_float, interpreter._patch_lang_tensor = _round_to_nearest, _with_index
     # Small tensors that take several programs and blocks.
     operations_triton._TILE, operations_triton._LOSS_BLOCK, operations_triton._PARTS = 64, 128, 3
+    assert callable(head_loss), "its module, and those it imports, have registered the operators"
     library = torch.library.Library("hlat", "IMPL")
-    for name, on_meta in operations.OPERATORS.items():
-        library.impl(name, operations.in_triton(name, on_meta), "CPU", allow_override=True)
+    for name, results in kernels.RESULTS.items():
+        library.impl(name, kernels.in_triton(name, results), "CPU", allow_override=True)
     raise SystemExit(pytest.main(["-q", "-p", "no:cacheprovider", "-o", "addopts=", *sys.argv[1:]]))
 
 

@@ -67,13 +67,13 @@ def _rank(content: dict[str, Any], rank: int, world: int, port: int, file: Path)
     from hlat.precision import MODES, Mode  # noqa: PLC0415
     from hlat.runtime.progress import observe_phases  # noqa: PLC0415
     from hlat.training import loop, run_state  # noqa: PLC0415
-    from hlat.training.step import PhaseTimer  # noqa: PLC0415
 
     torch.set_num_threads(1)
     MODES["fp32"] = Mode(*[torch.float64] * 5)  # this process's own copy of the table
     phase_log = PhaseLog()
     run_state.peak_flops = lambda *_: PeakFlops(PEAK, "given")
-    loop.PhaseTimer = lambda: PhaseTimer(clock=lambda: phase_log.now)
+    timer = loop.PhaseTimer
+    loop.PhaseTimer = lambda: timer(clock=lambda: phase_log.now)
     with observe_phases(phase_log):
         loop.run(parse_recipe(content, world=world))
     if rank == 0:

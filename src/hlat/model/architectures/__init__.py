@@ -1,4 +1,4 @@
-"""Architectures: one file each, which describes the parameters of its models and has its modules.
+"""Architectures: a file for each kind of block, which describes the parameters of its models and has its modules.
 
 ``docs/architectures.md`` says how to add one. ``config/sections/model.py`` has their names in config.json.
 """
@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING
 from hlat.config import ModelConfig
 from hlat.model.architectures.base import Architecture, NormPlace
 from hlat.model.architectures.llama import LLAMA
-from hlat.model.architectures.mistral import MISTRAL
 from hlat.model.architectures.olmo2 import OLMO2
-from hlat.model.architectures.qwen2 import QWEN2
-from hlat.model.architectures.qwen3 import QWEN3
 from hlat.model.spec import ModelShard, ModelSpec
 
 if TYPE_CHECKING:
@@ -21,10 +18,10 @@ __all__ = ["NormPlace", "build_block", "model_spec", "norm_place"]
 
 _ARCHITECTURES: dict[str, Architecture] = {
     "llama": LLAMA,
-    "mistral": MISTRAL,
+    "mistral": LLAMA,
     "olmo2": OLMO2,
-    "qwen2": QWEN2,
-    "qwen3": QWEN3,
+    "qwen2": LLAMA,
+    "qwen3": LLAMA,
 }
 
 

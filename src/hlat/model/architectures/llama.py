@@ -3,7 +3,14 @@
     x -> attention_norm -> q, k, v -> (q_norm, k_norm) -> attention -> output -> +
       -> feed_forward_norm -> gate, up -> down -> +
 
-With ``model.qkv_bias`` and ``model.qk_norm`` it has the biases of Qwen2 and the norms of Qwen3.
+Three other architectures have the same blocks:
+
+- Mistral (arXiv 2310.06825): attention to the last ``model.sliding_window`` tokens only. The window is part of the mask
+  of attention within documents (``hlat.model.document_attention``), which all kernels, context parallelism and
+  generation use.
+- Qwen2 (arXiv 2407.10671): biases of queries, keys and values; ``model.qkv_bias`` is always true.
+- Qwen3 (arXiv 2505.09388): norms of every query and key head before rotation; ``model.qk_norm`` is always true, biases
+  (``model.qkv_bias``) are optional.
 """
 
 from functools import lru_cache

@@ -1,5 +1,6 @@
-"""Pointwise operations and the loss, compiled from C for the processor or by Triton for GPUs; attention in C.
+"""Choice and code of what computes a tensor: C for the processor, Triton on GPUs, oneDNN, or torch.
 
-are the kernels usable for this tensor? --yes--> operators ``torch.ops.hlat`` (operations.py, attention.py) --> kernels
---no---> the formulas in torch of pointwise.py and loss.py, torch's attention
+pointwise operations, loss: are the kernels usable? --yes--> operators ``torch.ops.hlat`` (library.py) --> kernels
+                                                    --no---> the formulas in torch of pointwise.py and loss.py
+attention.py, matmul.py: the same for attention and for matrix products
 """

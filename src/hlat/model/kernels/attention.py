@@ -1,22 +1,49 @@
-"""Softmax attention of queries to ranges of keys, compiled from C, as operators of torch with a backward pass.
+"""Softmax attention: operators of torch compiled from C, with a backward pass, or else torch's own kernels.
 
-    torch.ops.hlat.attend --CPU tensors--> blocks of queries --> ``attention.c``
+    attend: complete rows, one position, positions behind a cache
+    attend_to_ranges: queries at row offsets that ``spans`` lists, to their document, or to the last keys of it
+
+    torch.ops.hlat.attend --CPU tensors--> blocks of queries --> ``kernels/attention.c``
                           --fake and meta tensors--> shapes of the results
       backward: attend_backward --> gradient by q, and those by k and v from each query head --> attend_sums --> by k, v
 
-Queries stand at row offsets that ``spans`` lists, and attend to the keys of their document, or to the last ones of it,
-up to themselves. Attention, its gradient by the queries and the sums over query heads are operators of their own, so
-that a rehearsal counts what is between them. For backward q, k, v, the output and the log-sum-exp are saved.
+Attention, its gradient by the queries and the sums over query heads are operators of their own, so that a rehearsal
+counts what is between them. For backward q, k, v, the output and the log-sum-exp are saved. On a CPU without bf16
+instructions torch's kernels compute with operands widened to fp32, see ``matmul.py``.
 
-Tensor suffixes: B batch, s queries of a row, T keys of a row, H query heads, G kv heads, E head width.
+Tensor suffixes: B batch, s queries of a row, S positions, T keys of a row, H query heads, G kv heads, E head width.
 """
 
-from collections.abc import Sequence
-from typing import Any
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 
-from hlat.model.kernels.library import DTYPES, Attended, HeadRows, Library, check_operand, library
+from hlat.config import ModelConfig, Recipe
+from hlat.model.kernels.library import (
+    DTYPES,
+    OPERATORS,
+    check_dtype,
+    check_operand,
+    describe_build,
+    fields,
+    is_available,
+    library,
+    operator,
+    run,
+)
+from hlat.model.kernels.matmul import needs_widening
+from hlat.precision import MODES
+from hlat.runtime.backend.base import AttentionHeads, AttentionKernel
+from hlat.runtime.backend.table import backend_of
+from hlat.runtime.distributed.join import in_fake_world
+
+if TYPE_CHECKING:
+    from torch.nn.attention.bias import CausalBias
 
 WIDEST_HEAD = 256  # largest width of a head
 
@@ -25,6 +52,27 @@ _DIMENSIONS = 4  # of queries, keys and values
 _ROWS = 64  # keys whose gradients a thread adds up at a time
 
 _Tensors = tuple[torch.Tensor, ...]
+
+
+_POINTERS = ("first", "last", "key_sums", "value_sums")  # tensors that C takes without their strides
+
+
+class HeadRows(ctypes.Structure):
+    """A tensor (batch, heads, rows, width) by its strides in elements; a row is stored without gaps."""
+
+    _fields_ = (("data", ctypes.c_void_p), *fields(ctypes.c_int64, "batch", "head", "row"))
+
+
+class Attended(ctypes.Structure):
+    """Arguments of ``attend``, ``attend_backward`` and ``attend_sums``."""
+
+    _fields_ = (
+        *fields(ctypes.c_int64, "heads", "groups", "queries", "keys", "width", "padded_keys", "padded_width"),
+        ("scale", ctypes.c_float),
+        *fields(ctypes.c_void_p, *_POINTERS[:2]),
+        *fields(HeadRows, "q", "k", "v", "out", "gradient", "by_q", "by_k", "by_v", "log_sums"),
+        *fields(ctypes.c_void_p, *_POINTERS[2:]),
+    )
 
 
 def _by_position(x_BHsE: torch.Tensor) -> torch.Tensor:
@@ -67,50 +115,11 @@ def check_gradient(
 
 
 def _check_kernel(name: str, x: torch.Tensor) -> None:
-    if x.dtype not in DTYPES:
-        raise TypeError(f"{name} is {x.dtype}, and one of {', '.join(map(str, DTYPES))} is needed")
+    check_dtype(name, x)
     if x.dim() != _DIMENSIONS or x.shape[-1] > WIDEST_HEAD:
         raise ValueError(
             f"{name} has shape {tuple(x.shape)}, and (batch, heads, rows, width <= {WIDEST_HEAD}) is needed"
         )
-
-
-def _results(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor | None, spans: Sequence[int], window: int
-) -> _Tensors:
-    """Output and log-sum-exp, fp32 (B, H, s), without values."""
-    _check_kernel("q", q)
-    check_attention(q, k, v, first, spans, window)
-    return _by_position(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
-def _gradients(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    log_sums: torch.Tensor,
-    first: torch.Tensor | None,
-    spans: Sequence[int],
-    window: int,
-) -> _Tensors:
-    """The gradient by q, and those by k and v from each query head: fp32, in complete blocks and vectors; no values."""
-    _check_kernel("q", q)
-    check_attention(q, k, v, first, spans, window)
-    check_gradient(grad, q, out, log_sums, torch.float32)
-    shape = head_sums_shape(*q.shape[:2], *k.shape[2:])
-    return _by_position(q), *(q.new_empty(shape, dtype=torch.float32) for _ in range(2))
-
-
-def _sums(key_sums: torch.Tensor, value_sums: torch.Tensor, k: torch.Tensor) -> _Tensors:
-    _check_kernel("k", k)
-    heads = key_sums.shape[1] if key_sums.dim() == _DIMENSIONS else 0
-    if not k.shape[1] or not heads or heads % k.shape[1]:
-        raise ValueError(f"key_sums has shape {tuple(key_sums.shape)}, and a multiple of {k.shape[1]} heads is needed")
-    for name, sums in (("key_sums", key_sums), ("value_sums", value_sums)):
-        check_operand(name, sums, torch.float32, head_sums_shape(len(k), heads, *k.shape[2:]), k.device)
-    return _by_position(k), _by_position(k)
 
 
 def key_ranges(first: torch.Tensor | None, spans: Sequence[int], window: int, batch: int) -> _Tensors:
@@ -126,111 +135,122 @@ def key_ranges(first: torch.Tensor | None, spans: Sequence[int], window: int, ba
     return begin.contiguous(), last
 
 
-def _heads(x: torch.Tensor) -> HeadRows:
-    return HeadRows(x.data_ptr(), *x.stride()[:3])
-
-
-def _library() -> Library:
-    found = library()
-    assert found is not None and found.attends, "the caller asked attention_is_used_on()"
-    return found
-
-
 def _readable(*tensors: torch.Tensor) -> _Tensors:
     # The kernel wants a last dimension without gaps; most tensors have it, and are not copied.
     return tuple(x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in tensors)
 
 
-def _arguments(heads: int, queries: int, k: torch.Tensor) -> Attended:
-    _, groups, keys, width = k.shape
-    found = Attended(heads, groups, queries, keys, width)
-    found.padded_keys, found.padded_width = head_sums_shape(1, 1, keys, width)[2:]
-    found.scale = width**-0.5
-    return found
+def _arguments(heads: int, queries: int, shape: torch.Size, **tensors: torch.Tensor) -> Attended:
+    """Describe the operands for C; ``shape`` is that of the keys, and the caller keeps the tensors."""
+    _, groups, keys, width = shape
+    described = {
+        name: x.data_ptr() if name in _POINTERS else HeadRows(x.data_ptr(), *x.stride()[:3])
+        for name, x in tensors.items()
+    }
+    padded = head_sums_shape(1, 1, keys, width)[2:]
+    return Attended(heads, groups, queries, keys, width, *padded, width**-0.5, **described)
 
 
-def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> Attended:
-    found = _arguments(q.shape[1], q.shape[2], k)
-    found.q, found.k, found.v = _heads(q), _heads(k), _heads(v)
-    found.first, found.last = first.data_ptr(), last.data_ptr()
-    return found
+# ``where`` below: first, spans and window of ``attend_to_ranges``; 0 is no window
 
 
-def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: torch.Tensor | None, spans: Sequence[int], window: int
-) -> _Tensors:
-    out, log_sums = _results(q, k, v, first, spans, window)
+def _results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *where: Any) -> _Tensors:
+    """Output and log-sum-exp, fp32 (B, H, s), without values."""
+    _check_kernel("q", q)
+    check_attention(q, k, v, *where)
+    return _by_position(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@operator(
+    "attend(Tensor q, Tensor k, Tensor v, Tensor? first, int[] spans, int window) -> (Tensor, Tensor)",
+    _results,
+    triton=False,
+)
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *where_and_results: Any) -> None:
+    *where, out, log_sums = where_and_results
     q, k, v = _readable(q, k, v)
-    begin, last = key_ranges(first, spans, window, len(q))
-    arguments = _attended(q, k, v, begin, last)
-    arguments.out, arguments.log_sums = _heads(out), _heads(log_sums)
-    blocks = -(-q.shape[2] // _SIDE)
-    _library().run("attend", q.dtype, arguments, len(q) * q.shape[1] * blocks, 1)
-    return out, log_sums
+    first, last = key_ranges(*where, len(q))
+    tensors = {"q": q, "k": k, "v": v, "first": first, "last": last, "out": out, "log_sums": log_sums}
+    _, heads, queries, _ = q.shape
+    blocks = -(-queries // _SIDE)
+    run("attend", q.dtype, _arguments(heads, queries, k.shape, **tensors), len(q) * heads * blocks, 1)
 
 
-def _attend_backward(
+def _gradients(
     grad: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     out: torch.Tensor,
     log_sums: torch.Tensor,
-    first: torch.Tensor | None,
-    spans: Sequence[int],
-    window: int,
+    *where: Any,
 ) -> _Tensors:
-    by_q, key_sums, value_sums = _gradients(grad, q, k, v, out, log_sums, first, spans, window)
-    grad, q, k, v, out = _readable(grad, q, k, v, out)
-    begin, last = key_ranges(first, spans, window, len(q))
-    arguments = _attended(q, k, v, begin, last)
-    arguments.out, arguments.gradient, arguments.log_sums = _heads(out), _heads(grad), _heads(log_sums)
-    arguments.by_q = _heads(by_q)
-    arguments.key_sums, arguments.value_sums = key_sums.data_ptr(), value_sums.data_ptr()
-    _library().run("attend_backward", q.dtype, arguments, len(q) * q.shape[1], 1)
-    return by_q, key_sums, value_sums
+    """The gradient by q, and those by k and v from each query head: fp32, in complete blocks and vectors; no values."""
+    _check_kernel("q", q)
+    check_attention(q, k, v, *where)
+    check_gradient(grad, q, out, log_sums, torch.float32)
+    shape = head_sums_shape(*q.shape[:2], *k.shape[2:])
+    return _by_position(q), *(q.new_empty(shape, dtype=torch.float32) for _ in range(2))
 
 
-def _attend_sums(key_sums: torch.Tensor, value_sums: torch.Tensor, k: torch.Tensor) -> _Tensors:
-    """Add up the gradients by k and v over the query heads of each group."""
-    by_k, by_v = _sums(key_sums, value_sums, k)
-    arguments = _arguments(key_sums.shape[1], 0, k)
-    arguments.by_k, arguments.by_v = _heads(by_k), _heads(by_v)
-    arguments.key_sums, arguments.value_sums = key_sums.data_ptr(), value_sums.data_ptr()
-    _library().run("attend_sums", k.dtype, arguments, len(k) * k.shape[1] * k.shape[2], _ROWS)
-    return by_k, by_v
-
-
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: _Tensors) -> None:
-    q, k, v, first, ctx.spans, ctx.window = inputs
-    ctx.by_document = first is not None
-    ctx.save_for_backward(q, k, v, *output, *([] if first is None else [first]))
-    ctx.set_materialize_grads(False)  # the log-sum-exp is never differentiated
-
-
-def _differentiate(ctx: Any, grad: torch.Tensor, _: None) -> tuple[torch.Tensor | None, ...]:
-    q, k, v, out, log_sums, *rest = ctx.saved_tensors
-    first = rest[0] if ctx.by_document else None
-    operands = grad, q, k, v, out, log_sums, first, ctx.spans, ctx.window
-    by_q, key_sums, value_sums = torch.ops.hlat.attend_backward(*operands)
-    by_k, by_v = torch.ops.hlat.attend_sums(key_sums, value_sums, k)
-    return by_q, by_k, by_v, None, None, None
-
-
-_operators = torch.library.Library("hlat", "FRAGMENT")
-_operators.define("attend(Tensor q, Tensor k, Tensor v, Tensor? first, int[] spans, int window) -> (Tensor, Tensor)")
-_operators.define(
+@operator(
     "attend_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor sums, Tensor? first, int[] spans, "
-    "int window) -> (Tensor, Tensor, Tensor)"
+    "int window) -> (Tensor, Tensor, Tensor)",
+    _gradients,
+    triton=False,
 )
-_operators.define("attend_sums(Tensor key_sums, Tensor value_sums, Tensor k) -> (Tensor, Tensor)")
-_operators.impl("attend", _attend, "CPU")
-_operators.impl("attend_backward", _attend_backward, "CPU")
-_operators.impl("attend_sums", _attend_sums, "CPU")
-torch.library.register_fake("hlat::attend", _results, lib=_operators)
-torch.library.register_fake("hlat::attend_backward", _gradients, lib=_operators)
-torch.library.register_fake("hlat::attend_sums", _sums, lib=_operators)
-torch.library.register_autograd("hlat::attend", _differentiate, setup_context=_save_for_backward, lib=_operators)
+def _attend_backward(*operands: Any) -> None:
+    *read, log_sums, first, spans, window, by_q, key_sums, value_sums = operands
+    grad, q, k, v, out = _readable(*read)
+    begin, last = key_ranges(first, spans, window, len(q))
+    tensors = {"q": q, "k": k, "v": v, "first": begin, "last": last, "out": out, "gradient": grad, "log_sums": log_sums}
+    tensors |= {"by_q": by_q, "key_sums": key_sums, "value_sums": value_sums}
+    _, heads, queries, _ = q.shape
+    run("attend_backward", q.dtype, _arguments(heads, queries, k.shape, **tensors), len(q) * heads, 1)
+
+
+def _sums(key_sums: torch.Tensor, value_sums: torch.Tensor, k: torch.Tensor) -> _Tensors:
+    _check_kernel("k", k)
+    heads = key_sums.shape[1] if key_sums.dim() == _DIMENSIONS else 0
+    if not k.shape[1] or not heads or heads % k.shape[1]:
+        raise ValueError(f"key_sums has shape {tuple(key_sums.shape)}, and a multiple of {k.shape[1]} heads is needed")
+    for name, sums in (("key_sums", key_sums), ("value_sums", value_sums)):
+        check_operand(name, sums, torch.float32, head_sums_shape(len(k), heads, *k.shape[2:]), k.device)
+    return _by_position(k), _by_position(k)
+
+
+@operator("attend_sums(Tensor key_sums, Tensor value_sums, Tensor k) -> (Tensor, Tensor)", _sums, triton=False)
+def _attend_sums(
+    key_sums: torch.Tensor, value_sums: torch.Tensor, k: torch.Tensor, by_k: torch.Tensor, by_v: torch.Tensor
+) -> None:
+    """Add up the gradients by k and v over the query heads of each group."""
+    tensors = {"by_k": by_k, "by_v": by_v, "key_sums": key_sums, "value_sums": value_sums}
+    rows = len(k) * k.shape[1] * k.shape[2]
+    run("attend_sums", k.dtype, _arguments(key_sums.shape[1], 0, k.shape, **tensors), rows, _ROWS)
+
+
+def differentiable(name: str, backward: Callable[..., _Tensors]) -> None:
+    """Register the backward pass of an operator of attention; ``backward`` takes what its own operator takes."""
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: _Tensors) -> None:
+        q, k, v, first, ctx.spans, ctx.window = inputs
+        ctx.by_document = first is not None
+        ctx.save_for_backward(q, k, v, *output, *([] if first is None else [first]))
+        ctx.set_materialize_grads(False)  # the log-sum-exp is never differentiated
+
+    def differentiate(ctx: Any, grad: torch.Tensor, _: None) -> tuple[torch.Tensor | None, ...]:
+        saved = ctx.saved_tensors if ctx.by_document else (*ctx.saved_tensors, None)
+        return *backward(grad, *saved, ctx.spans, ctx.window), None, None, None
+
+    torch.library.register_autograd(f"hlat::{name}", differentiate, setup_context=save, lib=OPERATORS)
+
+
+def _differentiate(grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, *others: Any) -> _Tensors:
+    by_q, key_sums, value_sums = torch.ops.hlat.attend_backward(grad, q, k, *others)
+    return by_q, *torch.ops.hlat.attend_sums(key_sums, value_sums, k)
+
+
+differentiable("attend", _differentiate)
 
 ATTENTION = torch.ops.hlat.attend.default  # the operator of compiled attention, as it appears in compiled graphs
 
@@ -246,3 +266,134 @@ def attend_to_ranges(
     """Causal softmax attention of queries to their row, document or window: (B, H, s, E) by position, fp32 softmax."""
     out: torch.Tensor = torch.ops.hlat.attend(q_BHsE, k_BGTE, v_BGTE, first_Bs, spans, window or 0)[0]
     return out
+
+
+def attention_is_used_on(device: torch.device | str) -> bool:
+    """Return True if models compute attention by the compiled operator on a device, in its dtypes and widths."""
+    if not backend_of(device).fused_attention or not is_available():
+        return False
+    compiled = None if in_fake_world() else library()  # a rehearsal compiles nothing
+    return compiled is None or compiled.attends
+
+
+def builds_masks(device: torch.device | str) -> bool:
+    """Return True if attention under context parallelism builds a mask in memory on a device."""
+    return backend_of(device).materialises_masks and not attention_is_used_on(device)
+
+
+def has_attention(device_type: str, dtype: torch.dtype, width: int) -> bool:
+    """True if the operator of attention computes with heads of this dtype and width."""
+    return dtype in DTYPES and width <= WIDEST_HEAD and attention_is_used_on(device_type)
+
+
+# torch.compile asks it once instead of tracing it. torch.compiler.assume_constant_result sets this, and imports torch's
+# compiler to do so, which takes 0.8 s of every start.
+has_attention._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: "torch.Tensor | CausalBias | None" = None
+) -> torch.Tensor:
+    """Softmax attention, causal by the compiled operator where it is, else by torch's fused kernels.
+
+    Args:
+        q: (B, H, S, E).
+        k: keys (B, G, T, E), H a multiple of G; consecutive query heads share a kv head.
+        v: values (B, G, T, E).
+        mask: the T positions that each query attends to, as a bool tensor or as ``causal_lower_right(S, T)``; None for
+            the causal mask of S = T, or S = 1: the last one.
+
+    Returns:
+        (B, H, S, E), in the dtype of ``q``; softmax in fp32.
+    """
+    if q.shape[2] == 1:
+        return _attend_one(q, k, v, mask)
+    if (mask is None or hasattr(mask, "variant")) and has_attention(q.device.type, q.dtype, q.shape[3]):
+        return attend_to_ranges(q, k, v, None, (k.shape[2] - q.shape[2], k.shape[2]))  # the last of all positions
+    if not needs_widening(q):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+    if mask is not None:
+        out = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask, enable_gqa=True)
+        return out.to(q.dtype)
+    causal: torch.Tensor = _WideCausalAttention.apply(q, k, v)  # type: ignore[no-untyped-call]
+    return causal
+
+
+def _attend_one(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: "torch.Tensor | CausalBias | None"
+) -> torch.Tensor:
+    """Attend from one position: the query heads of a group are computed as positions of one head."""
+    if hasattr(mask, "variant"):  # a CausalBias: the import of its class takes as long as that of torch's compiler
+        mask = None  # the last position attends to all; the mask would take the heads of a group for positions
+    # torch's kernel on a CPU reads (and in bf16 repacks) keys and values once for each query head, here once for a
+    # group.
+    grouped = q.view(*k.shape[:2], -1, q.shape[-1])  # consecutive query heads share a kv head
+    if needs_widening(q):
+        grouped, k, v = grouped.float(), k.float(), v.float()
+    return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).to(q.dtype).view(q.shape)
+
+
+class _WideCausalAttention(torch.autograd.Function):
+    """The fused CPU kernel on widened operands; it saves the same tensors as the kernel of a CPU with bf16."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        wide, log_sum = kernel(q.float(), k.float(), v.float(), 0.0, True)
+        out: torch.Tensor = wide.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, log_sum)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        *narrow, log_sum = ctx.saved_tensors
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        wide = kernel(grads[0].float(), *(tensor.float() for tensor in narrow), log_sum, 0.0, True)
+        return tuple(grad.to(grads[0].dtype) for grad in wide)
+
+
+def describe_attention() -> str:
+    """Name the compiled attention, as ``describe_kernels`` does."""
+    return f"fused C kernel{describe_build()}"
+
+
+def attention_heads(
+    model: ModelConfig, mode: str, sequence: int, *, isolate: bool = False, tensor: int = 1, context: int = 1
+) -> AttentionHeads:
+    """Describe the heads of one rank; ``sequence`` is all tokens of a row, ``isolate`` is ``data.isolate``."""
+    # A kv head is never split: with fewer of them than tensor ranks, each rank has one.
+    grouped = model.heads // tensor > max(1, model.n_kv_heads // tensor)
+    limited = isolate or model.window(sequence) is not None
+    return AttentionHeads(MODES[mode].compute, model.n_head_dim, grouped, limited, context > 1)
+
+
+def recipe_heads(recipe: Recipe) -> AttentionHeads:
+    """Describe the heads of one rank of a recipe with a resolved precision mode."""
+    data, layout = recipe.data, recipe.parallel
+    return attention_heads(
+        recipe.model,
+        recipe.precision.mode,
+        data.sequence_length,
+        isolate=data.isolate,
+        tensor=layout.tensor,
+        context=layout.context,
+    )
+
+
+def attention_kernel(heads: AttentionHeads, deterministic: bool, device: torch.device) -> AttentionKernel:
+    """Return the kernel of attention in training: hlat's own where it is compiled, else that of the backend.
+
+    Kernels of the same name have the same bits, as far as hlat decides. The device may be simulated.
+    """
+    if has_attention(device.type, heads.dtype, heads.head_dim):
+        return AttentionKernel(describe_attention() + " within documents" * heads.limited)
+    backend = backend_of(device)
+    kernel = backend.attention_kernel(heads, deterministic, device)
+    widened = backend.product_dtype(heads.dtype) != heads.dtype  # where bf16 would be emulated
+    return replace(kernel, name=f"{kernel.name}, in fp32") if widened else kernel
+
+
+def deterministic_by_default(recipe: Recipe, device: torch.device) -> bool:
+    """Return ``run.deterministic=auto``: False where it takes a slower attention kernel; needs a resolved mode."""
+    return backend_of(device).deterministic_by_default(recipe_heads(recipe), device)

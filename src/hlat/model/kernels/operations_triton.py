@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The operators of ``operations.py`` on GPUs, in Triton: each reads its operands once and writes its results once.
+"""Operators of pointwise operations and loss on GPUs, in Triton: operands are read once, results written once.
 
     operands, results without values --> a tile of rows per program, computed in fp32 --> values of the results
 
@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from hlat.model.kernels.operations import place_of_rows
+from hlat.model.kernels.library import place_of_rows
 
 _TILE = 2048  # elements of a program
 _LOSS_BLOCK = 8192  # logits of a program at a time

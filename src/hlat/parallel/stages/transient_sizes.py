@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 from hlat.activation_checkpointing import recomputed_steps
 from hlat.config import ModelConfig
@@ -87,29 +88,12 @@ class BlockBytes:
 
 def saved_bytes(step: StepShape, ends: tuple[bool, bool], kernels: EagerKernels) -> SavedBytes:
     """Count the bytes that a micro-batch saves on a rank; ``ends``: it has the embedding, it has the head."""
-    return _saved_bytes(*_arguments(step, ends, kernels))
+    return _saved_bytes(_Passed.of(step, ends, kernels))
 
 
 def block_bytes(step: StepShape, kernels: EagerKernels, cast: float, kept: float) -> BlockBytes:
     """Compute the most bytes that passes of a block have beyond what its forward pass saves; see ``BlockTensors``."""
-    return _block_bytes(*_arguments(step, (False, False), kernels), cast, kept, kernels.fused, kernels.head_sums)
-
-
-_Arguments = tuple["_ById", int, str, int, ModelShard, tuple[bool, int, bool, bool, bool], frozenset[str]]
-
-
-def _arguments(step: StepShape, ends: tuple[bool, bool], kernels: EagerKernels) -> _Arguments:
-    layout = step.layout
-    return (
-        _ById(step.model),
-        step.sequence,
-        step.mode,
-        step.micro_batch,
-        ModelShard(0, layout.tensor, range(1), embedding=ends[0], head=ends[1]),
-        (layout.sequence_parallel, layout.context, not step.sharded, kernels.masks, step.isolated),
-        # With a budget the caller limits these bytes; here nothing is recomputed.
-        recomputed_steps(step.policy, step.parallel) if step.budget is None else frozenset(),
-    )
+    return _block_bytes(_Passed.of(step, (False, False), kernels), cast, kept, kernels.fused, kernels.head_sums)
 
 
 class _ById:
@@ -125,17 +109,40 @@ class _ById:
         return isinstance(other, _ById) and other.model is self.model
 
 
+class _Passed(NamedTuple):
+    """Everything that the activations of a micro-batch in a layer follow from: the key of the caches."""
+
+    model: _ById
+    sequence: int
+    mode: str
+    micro_batch: int
+    shard: ModelShard
+    shared: tuple[bool, int, bool, bool, bool]  # the other fields of ``RankWorkload``
+    recomputed: frozenset[str]
+
+    @classmethod
+    def of(cls, step: StepShape, ends: tuple[bool, bool], kernels: EagerKernels) -> "_Passed":
+        layout = step.layout
+        return cls(
+            _ById(step.model),
+            step.sequence,
+            step.mode,
+            step.micro_batch,
+            ModelShard(0, layout.tensor, range(1), embedding=ends[0], head=ends[1]),
+            (layout.sequence_parallel, layout.context, not step.sharded, kernels.masks, step.isolated),
+            # With a budget the caller limits these bytes; here nothing is recomputed.
+            recomputed_steps(step.policy, step.parallel) if step.budget is None else frozenset(),
+        )
+
+    def saving(self, recomputed: frozenset[str]) -> tuple[ModelConfig, int, int, str, frozenset[str], RankWorkload]:
+        """Return the arguments of ``activation_bytes``."""
+        workload = RankWorkload(self.shard, *self.shared)
+        return self.model.model, self.micro_batch, self.sequence, self.mode, recomputed, workload
+
+
 @lru_cache(maxsize=65536)
-def _saved_bytes(
-    model: _ById,
-    sequence: int,
-    mode: str,
-    micro_batch: int,
-    shard: ModelShard,
-    shared: tuple[bool, int, bool, bool, bool],
-    recomputed: frozenset[str],
-) -> SavedBytes:
-    saved = activation_bytes(model.model, micro_batch, sequence, mode, recomputed, RankWorkload(shard, *shared))
+def _saved_bytes(passed: _Passed) -> SavedBytes:
+    saved = activation_bytes(*passed.saving(passed.recomputed))
     ends = saved.ends
     entry = sum(size for name, size in ends.items() if name not in _HEAD_TENSORS)
     by_loss = ends.get("loss_by_hidden", 0) + ends.get("loss_by_head", 0)
@@ -143,25 +150,10 @@ def _saved_bytes(
 
 
 @lru_cache(maxsize=65536)
-def _block_bytes(
-    model: _ById,
-    sequence: int,
-    mode: str,
-    micro_batch: int,
-    shard: ModelShard,
-    shared: tuple[bool, int, bool, bool, bool],
-    recomputed: frozenset[str],
-    cast: float,
-    kept: float,
-    fused: bool,
-    head_sums: bool,
-) -> BlockBytes:
-    config, workload, tensor = model.model, RankWorkload(shard, *shared), shard.tensor_count
-
-    def layer(steps: frozenset[str]) -> dict[str, int]:
-        return activation_bytes(config, micro_batch, sequence, mode, steps, workload).layer
-
-    everything, saved = layer(frozenset()), layer(recomputed)
+def _block_bytes(passed: _Passed, cast: float, kept: float, fused: bool, head_sums: bool) -> BlockBytes:
+    model, sequence, mode, micro_batch, shard, shared, recomputed = passed
+    config, tensor = model.model, shard.tensor_count
+    everything, saved = (activation_bytes(*passed.saving(steps)).layer for steps in (frozenset[str](), recomputed))
     gathers, context = shared[0] and tensor > 1, shared[1]
     item = MODES[mode].compute.itemsize
     size = micro_batch * sequence / context * item

@@ -29,7 +29,7 @@ import numpy as np
 from hlat.config import ZERO_BUBBLE, Schedule
 from hlat.parallel import PassKind, PassOrder, pass_order
 from hlat.planner.cost.calibration import Constants, load_constants
-from hlat.planner.cost.comm_time import comm_times
+from hlat.planner.cost.comm_time import CommTimes, comm_times
 from hlat.planner.cost.compute_time import Products, compute_times
 from hlat.planner.cost.program import HLAT, Program
 from hlat.planner.problem.workload import (
@@ -137,16 +137,7 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None, pro
     message = 2 * comm.stage * columns.virtual * exposed_messages
     messages = np.where(columns.pipeline > 1, count * message + fill * message, 0.0)
 
-    rank_compute = mean
-    each, once = _data_comm(columns, comm.gather, comm.reduce)
-    once = once + comm.across
-    contention = known.column("contention", columns)
-    per_pass = _exposed_smooth(each, rank_compute * columns.overlaps_data, blend)
-    hideable = np.where(program.hides_sums(columns), known.column("hiding", columns) * rank_compute, 0.0)
-    exposed_once = _exposed_smooth(once, hideable, blend)
-    exposed_once = np.maximum(exposed_once, _ends(columns) * (comm.gather + comm.reduce + comm.across))
-    data = per_pass * count + exposed_once
-    data = data + contention * ((each - per_pass) * count + once - exposed_once)
+    data = _exposed_data(columns, comm, known, program, mean)
 
     stored = rank_weights(columns) / np.where(columns.zero > 0, columns.shards, 1.0)
     optimizer = stored * columns.update_bytes / (columns.memory_rate * known.column("memory", columns))
@@ -184,6 +175,22 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None, pro
         embedding_pass=compute.embedding,
         message=comm.stage * exposed_messages,
     )
+
+
+def _exposed_data(
+    columns: WorkloadColumns, comm: CommTimes, known: Constants, program: Program, rank_compute: Column
+) -> Column:
+    """Seconds of data-parallel communication in a step that the computing of a rank does not hide."""
+    blend, count = known.shared("blend"), columns.micro_batches
+    each, once = _data_comm(columns, comm.gather, comm.reduce)
+    once = once + comm.across
+    contention = known.column("contention", columns)
+    per_pass = _exposed_smooth(each, rank_compute * columns.overlaps_data, blend)
+    hideable = np.where(program.hides_sums(columns), known.column("hiding", columns) * rank_compute, 0.0)
+    exposed_once = _exposed_smooth(once, hideable, blend)
+    exposed_once = np.maximum(exposed_once, _ends(columns) * (comm.gather + comm.reduce + comm.across))
+    data = per_pass * count + exposed_once
+    return data + contention * ((each - per_pass) * count + once - exposed_once)
 
 
 def matrix_time(columns: WorkloadColumns, known: Constants) -> Column:

@@ -31,6 +31,18 @@ CPUINFO = Path("/proc/cpuinfo")
 _BF16_INSTRUCTIONS = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 
 
+def pointwise_kernels() -> str:
+    """Return the key of the kernels for this processor."""
+    # The kernels are written for these instructions; elsewhere they were not measured.
+    return "c" if torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2") else TORCH
+
+
+def fused_attention() -> bool:
+    """Return True if compiled attention is used on this processor."""
+    # torch's kernel uses AMX tiles; ours was not compared with that.
+    return pointwise_kernels() != TORCH and not torch.cpu._is_amx_tile_supported()
+
+
 class CpuBackend(Backend):
     """The processors of this machine."""
 
@@ -47,6 +59,9 @@ class CpuBackend(Backend):
     sums_norms_in_order = True
     has_integer_mv = True
     rounds_embedding_gradients = True
+    # Constants, because every operation of a model asks for them
+    pointwise_kernels = pointwise_kernels()
+    fused_attention = fused_attention()
     packs_weights = torch.backends.mkldnn.is_available()  # oneDNN
 
     def device_count(self) -> int:
@@ -86,20 +101,10 @@ class CpuBackend(Backend):
         return versions | {"C++ compiler": _compiler_version(self.compiler), "torch's folder": torch.__path__[0]}
 
     @property
-    def pointwise_kernels(self) -> str:
-        # The kernels are written for these instructions; elsewhere they were not measured.
-        return "c" if torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2") else TORCH
-
-    @property
     def fp32_by_onednn(self) -> bool:
         # On AMD's processors with AVX-512, MKL reaches half of oneDNN's speed (docs/notebook/speed.md).
         has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
         return self.packs_weights and has_avx512 and _vendor() == "AuthenticAMD"
-
-    @property
-    def fused_attention(self) -> bool:
-        # torch's kernel uses AMX tiles; ours was not compared with that.
-        return self.pointwise_kernels != TORCH and not torch.cpu._is_amx_tile_supported()
 
     def memory_bytes(self, device: torch.device) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

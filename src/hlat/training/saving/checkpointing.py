@@ -48,13 +48,12 @@ from hlat.runtime.randomness import seed_generators
 from hlat.runtime.storage.run_folder import EarlierAttempt
 from hlat.tracking import OtherRankTracker, Tracker
 from hlat.training.batches import BatchPrefetcher
-from hlat.training.components import StepEnd, TrainingComponent, load_state
+from hlat.training.components import StepEnd, StepResult, TrainingComponent, load_state
 from hlat.training.faulty_disk import checkpoint_disk
 from hlat.training.interruptions import SnapshotClock, report_tier_notes
 from hlat.training.run_state import RunState, SavedCheckpoint, check_nothing_lost
 from hlat.training.saving.corruption_check import CorruptionCheck
 from hlat.training.start import report_damaged
-from hlat.training.step import StepResult
 from hlat.training.step_metrics import check_finite
 
 
@@ -105,7 +104,7 @@ class Checkpointer(TrainingComponent):
         background: AsyncSaver | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._state, self._tracker, self._corruption_check = state, tracker, corruption_check
+        self._state, self._tracker, self.corruption_check = state, tracker, corruption_check
         self._background, self._clock = background, clock
         self._config = state.recipe.checkpoint
         self._prepared = False
@@ -198,7 +197,7 @@ class Checkpointer(TrainingComponent):
     def _check_state(self, result: StepResult) -> None:
         self._state.check_folder()
         check_finite(self._state, result)
-        self._corruption_check.before_save()
+        self.corruption_check.before_save()
 
     def _save(self, begin: float, waited: float, snapshot: bool = False) -> None:
         content = self._state.content()

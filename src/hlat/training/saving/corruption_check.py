@@ -48,6 +48,11 @@ class CorruptionCheck(TrainingComponent):
         if self._earlier is not None and (self._earlier.layout != self._layout or self._earlier.step <= state.step):
             self._forget(explained=False)
 
+    @property
+    def compares(self) -> bool:
+        """True if the recipe asks for it, and this layout has replicas."""
+        return self._replicas is not None
+
     def after_step(self, end: StepEnd) -> None:
         """Compare replicas if this step is due or differed before; raises CorruptionError. Collective."""
         self._compared = False

@@ -22,9 +22,8 @@ from hlat.checkpoint import step_folder_name
 from hlat.runtime.errors import StorageError
 from hlat.runtime.progress import enter_phase
 from hlat.tracking import OtherRankTracker, Tracker
-from hlat.training.components import LoopStart, StepEnd, TrainingComponent
+from hlat.training.components import LoopStart, StepEnd, StepResult, TrainingComponent
 from hlat.training.run_state import RunState, SavedCheckpoint
-from hlat.training.step import StepResult
 
 _LINGER_SECONDS = 600.0  # that the end of a run waits for exports; then they go on by themselves
 _POLL_SECONDS = 0.1

@@ -1,4 +1,4 @@
-"""Matrix products, attention and embedding lookup in the dtype of the activations.
+"""Matrix products and embedding lookup in the dtype of the activations.
 
     weight, stored in fp32 or bf16 --cast to the dtype of x--> product, accumulated in fp32, rounded once
 
@@ -11,8 +11,7 @@ tensor cores. This is as fast as fp32, and the tensors saved for backward stay b
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -20,18 +19,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from hlat.config import ModelConfig, Recipe
-from hlat.model.kernels.attention import attend_to_ranges
-from hlat.model.kernels.operations import describe_attention, has_attention
-from hlat.precision import MODES
-from hlat.runtime.backend.base import ONEDNN, TORCH, AttentionHeads, AttentionKernel
+from hlat.runtime.backend.base import ONEDNN, TORCH
 from hlat.runtime.backend.device import linear_by_onednn
 from hlat.runtime.backend.table import backend_of, types_with
 from hlat.runtime.distributed.join import in_fake_world
-
-if TYPE_CHECKING:
-    from torch.nn.attention.bias import CausalBias
-
 
 _SPLIT_BACKWARD = ContextVar("split_backward", default=False)
 
@@ -152,109 +143,6 @@ class Linear(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return linear(x, self.weight, self.bias)
-
-
-def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: "torch.Tensor | CausalBias | None" = None
-) -> torch.Tensor:
-    """Softmax attention, causal by the compiled operator where it is, else by torch's fused kernels.
-
-    Args:
-        q: (B, H, S, E).
-        k: keys (B, G, T, E), H a multiple of G; consecutive query heads share a kv head.
-        v: values (B, G, T, E).
-        mask: the T positions that each query attends to, as a bool tensor or as ``causal_lower_right(S, T)``; None for
-            the causal mask of S = T, or S = 1: the last one.
-
-    Returns:
-        (B, H, S, E), in the dtype of ``q``; softmax in fp32.
-    """
-    if q.shape[2] == 1:
-        return _attend_one(q, k, v, mask)
-    if (mask is None or hasattr(mask, "variant")) and has_attention(q.device.type, q.dtype, q.shape[3]):
-        return attend_to_ranges(q, k, v, None, (k.shape[2] - q.shape[2], k.shape[2]))  # the last of all positions
-    if not needs_widening(q):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
-    if mask is not None:
-        out = F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask, enable_gqa=True)
-        return out.to(q.dtype)
-    causal: torch.Tensor = _WideCausalAttention.apply(q, k, v)  # type: ignore[no-untyped-call]
-    return causal
-
-
-def _attend_one(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: "torch.Tensor | CausalBias | None"
-) -> torch.Tensor:
-    """Attend from one position: the query heads of a group are computed as positions of one head."""
-    if hasattr(mask, "variant"):  # a CausalBias: the import of its class takes as long as that of torch's compiler
-        mask = None  # the last position attends to all; the mask would take the heads of a group for positions
-    # torch's kernel on a CPU reads (and in bf16 repacks) keys and values once for each query head, here once for a
-    # group.
-    grouped = q.view(*k.shape[:2], -1, q.shape[-1])  # consecutive query heads share a kv head
-    if needs_widening(q):
-        grouped, k, v = grouped.float(), k.float(), v.float()
-    return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).to(q.dtype).view(q.shape)
-
-
-class _WideCausalAttention(torch.autograd.Function):
-    """The fused CPU kernel on widened operands; it saves the same tensors as the kernel of a CPU with bf16."""
-
-    @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        wide, log_sum = kernel(q.float(), k.float(), v.float(), 0.0, True)
-        out: torch.Tensor = wide.to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, log_sum)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        *narrow, log_sum = ctx.saved_tensors
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        wide = kernel(grads[0].float(), *(tensor.float() for tensor in narrow), log_sum, 0.0, True)
-        return tuple(grad.to(grads[0].dtype) for grad in wide)
-
-
-def attention_heads(
-    model: ModelConfig, mode: str, sequence: int, *, isolate: bool = False, tensor: int = 1, context: int = 1
-) -> AttentionHeads:
-    """Describe the heads of one rank; ``sequence`` is all tokens of a row, ``isolate`` is ``data.isolate``."""
-    # A kv head is never split: with fewer of them than tensor ranks, each rank has one.
-    grouped = model.heads // tensor > max(1, model.n_kv_heads // tensor)
-    limited = isolate or model.window(sequence) is not None
-    return AttentionHeads(MODES[mode].compute, model.n_head_dim, grouped, limited, context > 1)
-
-
-def recipe_heads(recipe: Recipe) -> AttentionHeads:
-    """Describe the heads of one rank of a recipe with a resolved precision mode."""
-    data, layout = recipe.data, recipe.parallel
-    return attention_heads(
-        recipe.model,
-        recipe.precision.mode,
-        data.sequence_length,
-        isolate=data.isolate,
-        tensor=layout.tensor,
-        context=layout.context,
-    )
-
-
-def attention_kernel(heads: AttentionHeads, deterministic: bool, device: torch.device) -> AttentionKernel:
-    """Return the kernel of attention in training: hlat's own where it is compiled, else that of the backend.
-
-    Kernels of the same name have the same bits, as far as hlat decides. The device may be simulated.
-    """
-    if has_attention(device.type, heads.dtype, heads.head_dim):
-        return AttentionKernel(describe_attention() + " within documents" * heads.limited)
-    backend = backend_of(device)
-    kernel = backend.attention_kernel(heads, deterministic, device)
-    widened = backend.product_dtype(heads.dtype) != heads.dtype  # where bf16 would be emulated
-    return replace(kernel, name=f"{kernel.name}, in fp32") if widened else kernel
-
-
-def deterministic_by_default(recipe: Recipe, device: torch.device) -> bool:
-    """Return ``run.deterministic=auto``: False where it takes a slower attention kernel; needs a resolved mode."""
-    return backend_of(device).deterministic_by_default(recipe_heads(recipe), device)
 
 
 def embed(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
