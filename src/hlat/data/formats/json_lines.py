@@ -3,7 +3,7 @@
     .jsonl, .ndjson, .json and the like (.gz, .zst) --lines--> documents
                                                     --bytes--> ranges, with the lines that begin in them; plain only
 
-Memory is bounded: a line longer than ``MAX_LINE_BYTES`` is a bad row.
+A file that is one list, or objects of several lines, is told as such.
 """
 
 import json
@@ -13,26 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from hlat.data.documents import Content
-from hlat.data.formats.base import WHOLE_FILE, FileFormat, FileRange, RangeReader, byte_ranges
-from hlat.data.formats.rows import (
-    TEXT_COLUMN,
-    ColumnKind,
-    InputFile,
-    Row,
-    RowError,
-    convert_file_errors,
-    make_row,
-    missing_column,
-)
-from hlat.data.formats.streams import (
-    BOM,
-    MAX_LINE_BYTES,
-    describe_expansion,
-    is_compressed,
-    iter_lines,
-    open_decompressed,
-    skip_line,
-)
+from hlat.data.formats.base import WHOLE_FILE, FileRange, RecordsFormat, byte_ranges
+from hlat.data.formats.rows import TEXT_COLUMN, ColumnKind, InputFile, RowError, missing_column
+from hlat.data.formats.streams import BOM, Record, Stream, is_compressed, iter_lines
 from hlat.runtime.errors import DataError
 from hlat.runtime.terminal import escape_name
 
@@ -51,12 +34,12 @@ _LENIENT = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) 
 _PAIRS = json.JSONDecoder(object_pairs_hook=lambda pairs: pairs, parse_int=lambda _: 0)
 
 
-class JsonLinesFormat(FileFormat):
+class JsonLinesFormat(RecordsFormat):
     """JSON lines, of which one key holds the document."""
 
     kind = "jsonl"
     endings = (".jsonl", ".ndjson", ".json", ".jsonlines", ".jl", ".ldjson")
-    compressible = True
+    row_word = record_word = "line"
 
     def __init__(self, column: ColumnKind = TEXT_COLUMN) -> None:
         self.column: ColumnKind = column
@@ -69,16 +52,8 @@ class JsonLinesFormat(FileFormat):
             what = "one JSON list, not lines of objects" if is_list else "JSON objects of several lines each"
             raise DataError(f"{path}: {what}. {_CUT if _is_cut(path) else _LIST}")
 
-    def _read(self, file: InputFile, start: int) -> Iterator[Row]:
-        with file.path.open("rb") as raw:
-            stream = open_decompressed(file.path, raw)
-            for row, line in enumerate(iter_lines(stream)):
-                if row >= start:
-                    if line.is_too_long:
-                        expansion = "" if stream is raw else f": {describe_expansion(raw, line.end)}"
-                        yield make_row(row, _too_long(line.number, expansion), raw.tell())
-                    else:
-                        yield make_row(row, self._content(line.content, file, line.number, line.offset), raw.tell())
+    def records(self, stream: Stream, offset: int = 0) -> Iterator[Record]:
+        return iter_lines(stream, offset)
 
     def ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
         if is_compressed(file.path):
@@ -93,64 +68,26 @@ class JsonLinesFormat(FileFormat):
         else:
             yield WHOLE_FILE
 
-    def range_reader(self) -> RangeReader:
-        return _LineRangeReader(self)
-
-    def bytes_of(self, file: InputFile, part: FileRange) -> tuple[int, int | None] | None:
-        del file
-        return None if part == WHOLE_FILE else part
-
-    def address(self, row: int, line: int | None, position: int) -> str:
-        del row
-        return f", the line that ends at byte {position:,}" if line is None else f", line {line}"
-
-    def lines_in(self, file: InputFile, part: FileRange) -> Iterator[Row]:
-        """Yield the lines that begin in ``start <= byte < stop`` of a plain file, numbered from 0."""
-        with convert_file_errors(file.path, self.kind), file.path.open("rb") as raw:
-            if part.start == 0:
-                self.check(file.path)  # a file of a store is first seen here
-            if part.start > 0:  # the line that contains byte ``start - 1`` begins before ``start``
-                raw.seek(part.start - 1)
-                skip_line(raw)
-            # So each line is in exactly one range: that of its first byte.
-            for row, line in enumerate(iter_lines(raw, offset=raw.tell())):
-                if line.offset >= part.stop:
-                    return
-                long = line.is_too_long
-                content = _too_long(None, "") if long else self._content(line.content, file, None, line.offset)
-                yield make_row(row, content, raw.tell())
-
-    # number: from 1, None if unknown; offset: byte of the file at which the line begins
-    def _content(self, line: bytes, file: InputFile, number: int | None, offset: int) -> Content | RowError | None:
-        """Return the document of a line, or why it is a bad row."""
+    def content(self, record: Record, file: InputFile, begun: None, line: int | None) -> Content | RowError | None:
+        del begun
         try:
-            record = _parse(line.decode())
+            found = _parse(record.content.decode())
         except UnicodeDecodeError as error:
-            reason = f"invalid UTF-8 at byte {offset + error.start} ({error.reason})"
-            return RowError(number, reason, "Repair or remove the line.")
+            reason = f"invalid UTF-8 at byte {record.offset + error.start} ({error.reason})"
+            return RowError(line, reason, "Repair or remove the line.")
         except (ValueError, RecursionError) as error:
-            return _no_json(line, number, error)
-        if not isinstance(record, dict):
+            return _no_json(record.content, line, error)
+        if not isinstance(found, dict):
             remedy = f"Each line must be an object with the key {file.column!r}."
-            return RowError(number, f"a JSON {type(record).__name__}, not an object", remedy)
-        if file.column not in record:
-            return RowError(number, missing_column(file.column, list(record)), self.column.remedy)
+            return RowError(line, f"a JSON {type(found).__name__}, not an object", remedy)
+        if file.column not in found:
+            return RowError(line, missing_column(file.column, list(found)), self.column.remedy)
         # A writer that repeats keys does so from its first row; to look at all would slow reading down by a fifth.
-        if offset < _LOOKED_AT and (count := _count_key(line, file.column)) > 1:
-            return RowError(number, f"the key {file.column!r} is there {count} times", "Keep one of them.")
-        content = self.column.from_json(record[file.column], file, number)
-        no_text = self.column is TEXT_COLUMN and not isinstance(record[file.column], str)
-        return _naming_texts(content, record) if no_text and isinstance(content, RowError) else content
-
-
-class _LineRangeReader:
-    """Reads a range of bytes: the lines that begin in it, also one that goes on after it."""
-
-    def __init__(self, lines: JsonLinesFormat) -> None:
-        self._lines = lines
-
-    def rows(self, file: InputFile, part: FileRange, row: int) -> Iterator[Row]:
-        return (found for found in self._lines.lines_in(file, part) if found.row >= row)
+        if record.offset < _LOOKED_AT and (count := _count_key(record.content, file.column)) > 1:
+            return RowError(line, f"the key {file.column!r} is there {count} times", "Keep one of them.")
+        content = self.column.from_json(found[file.column], file, line)
+        no_text = self.column is TEXT_COLUMN and not isinstance(found[file.column], str)
+        return _naming_texts(content, found) if no_text and isinstance(content, RowError) else content
 
 
 def _naming_texts(error: RowError, record: dict[str, Any]) -> RowError:
@@ -201,8 +138,3 @@ def _no_json(line: bytes, number: int | None, error: Exception) -> RowError:
     )
     no_end = "" if line.endswith(b"\n") else ". The line does not end with a newline: the file may be truncated"
     return RowError(number, f"invalid JSON: {what}{no_end}", "Each line must be one JSON object.")
-
-
-def _too_long(number: int | None, expansion: str) -> RowError:
-    reason = f"a line of more than {MAX_LINE_BYTES:,} bytes{expansion}"
-    return RowError(number, reason, "A document may not be longer: cut it into several, one per line.")

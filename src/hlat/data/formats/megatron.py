@@ -275,7 +275,7 @@ class MegatronFormat(FileFormat):
             yield FileRange(first, len(dataset))
 
     def range_reader(self) -> RangeReader:
-        return _DocumentReader()
+        return _DocumentReader().rows
 
 
 class _Documents:

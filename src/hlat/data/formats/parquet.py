@@ -17,6 +17,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import pyarrow as pa
 from pyarrow import parquet as pq
 
 from hlat.data.formats.base import WHOLE_FILE, FileFormat, FileRange, RangeReader, cut_rows, group_ranges
@@ -24,7 +25,6 @@ from hlat.data.formats.rows import BATCH_BYTES, BATCH_ROWS, TEXT_COLUMN, ColumnK
 from hlat.runtime.errors import DataError
 
 _MAGIC = b"PAR1"  # at both ends
-_VERSIONS = (b"\x15\x02", b"\x15\x04")  # first field of a footer: version 1 or 2
 _ENCRYPTED = b"PARE"  # instead of PAR1, if the footer is encrypted
 _SIGNATURE_BYTES = 28  # after a footer that is not encrypted in a file with columns that are
 _GROUP_CACHE_BYTES = 1 << 28  # maximum bytes of decoded row groups
@@ -70,7 +70,7 @@ class ParquetFormat(FileFormat):
         yield from group_ranges(groups, size)
 
     def range_reader(self) -> RangeReader:
-        return _GroupReader(self.column, self.kind)
+        return _GroupReader(self.column, self.kind).rows
 
     def bytes_of(self, file: InputFile, part: FileRange) -> tuple[int, int | None] | None:
         """Return the bytes of the column in the row group that has the rows."""
@@ -183,9 +183,7 @@ def _check_not_joined(path: Path, metadata: Any, footer_bytes: int) -> None:
     Raises:
         DataError: it does.
     """
-    last = metadata.row_group(metadata.num_row_groups - 1) if metadata.num_row_groups else None
-    chunks = [last.column(index) for index in range(last.num_columns)] if last else []
-    _, end = _bytes_of(chunks) or (0, len(_MAGIC))
+    _, end = _last_columns(metadata) or (0, len(_MAGIC))
     left = path.stat().st_size - len(_MAGIC) - 4 - footer_bytes - end
     if left <= 0:
         return
@@ -193,8 +191,23 @@ def _check_not_joined(path: Path, metadata: Any, footer_bytes: int) -> None:
         place = 0
         while (place := content.find(_MAGIC * 2, place + 1, left + len(_MAGIC))) > 0:
             begin = place - 4 - int.from_bytes(content[place - 4 : place], "little")
-            if begin > 0 and content[begin : begin + 2] in _VERSIONS:  # a footer, not a text with these words
+            if begin > 0 and _is_footer(content[begin : place + len(_MAGIC)], begin):  # not a text with these words
                 raise DataError(f"{path}: several parquet files that were joined. Make each a file of its own.")
+
+
+def _is_footer(tail: bytes, begin: int) -> bool:
+    """Return True if the end of a file is that of parquet, whose columns end before its footer begins."""
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(_MAGIC + tail))
+    except (pa.ArrowException, OSError):
+        return False
+    return (_last_columns(metadata) or (0, begin))[1] <= begin
+
+
+def _last_columns(metadata: Any) -> tuple[int, int] | None:
+    """Return the bytes of the last row group; None if there is none, or it has no columns."""
+    last = metadata.row_group(metadata.num_row_groups - 1) if metadata.num_row_groups else None
+    return _bytes_of([last.column(index) for index in range(last.num_columns)]) if last else None
 
 
 def _row_group_size(parquet: pq.ParquetFile, column: str, group: int) -> tuple[int, int]:

@@ -59,6 +59,7 @@ _CONVERT = (
     "iconv -f ENCODING -t UTF-8 FILE > NEW"
 )
 _CUT = "The file was cut inside of its last character: fetch or write it again, or remove these bytes."
+_PERHAPS_CUT = "Or the file was cut inside of its last character: then fetch or write it again."
 _JSON_LINES = "Give it the ending .jsonl. Text that is meant to be such lines goes into a column of jsonl or parquet."
 
 
@@ -92,9 +93,15 @@ def _decode(content: bytes | bytearray) -> str | RowError:
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        is_cut = error.reason == "unexpected end of data" and not content[: error.start].isascii()  # UTF-8 until there
         reason = f"invalid UTF-8 at byte {error.start} ({error.reason})"
-        return RowError(None, reason, _CUT if is_cut else f"{_CONVERT}; if it is not text, {glob}")
+        before, rest = content[: error.start], content[error.start :]
+        if error.reason != "unexpected end of data" or before.isascii():
+            return RowError(None, reason, f"{_CONVERT}; if it is not text, {glob}")
+        # UTF-8 until there. But letters of Latin-1, such as \xe9, are bytes that begin a longer character in UTF-8: one
+        # that is alone, after shorter characters only, may be such a letter.
+        kind = rest[0] & 0xF0
+        is_alike = len(rest) > 1 or any(byte in before for byte in range(kind, kind + 16))
+        return RowError(None, reason, _CUT if is_alike else f"{_CONVERT}. {_PERHAPS_CUT}")
     if "\0" in text:
         reason = f"a zero byte (NUL) at byte {content.index(0)}: this is not text"
         return RowError(None, reason, f"If it is meant to be text, remove the byte; if not, {glob}")
