@@ -121,16 +121,22 @@ def path_format(path: str, column: ColumnKind) -> FileFormat:
         raise DataError(str(error).replace(str(name), path, 1)) from error
 
 
-def check_folder(path: str, files: Sequence[SourceFile]) -> None:
-    """Raise DataError for a folder of text files and record files: it is not clear which are the corpus."""
+_FINISHED = "_SUCCESS"  # an empty file that jobs of Spark and Hadoop leave beside what they wrote
+
+
+def one_kind(path: str, files: list[SourceFile]) -> list[SourceFile]:
+    """Return the files of a folder; DataError for texts and record files, of which either may be the corpus."""
+    record = next((file for file in files if not file.format.is_one_document), None)
+    if record is not None:
+        files = [file for file in files if file.size or Path(url_file_name(file.path)).name != _FINISHED]
     texts = [file for file in files if file.format.is_one_document]
-    if texts and len(texts) < len(files):
-        record = next(file for file in files if not file.format.is_one_document)
+    if texts and record is not None:
         text, other = (Path(url_file_name(file.path)) for file in (texts[0], record))
         raise DataError(
             f"{path}: the folder mixes text files ({text}) with {record.format.kind} files ({other}), so it "
             f"is not clear which are the corpus. Name them with a glob such as {path.rstrip('/')}/**/*{other.suffix}"
         )
+    return files
 
 
 _UNFINISHED = re.compile(r"/_temporary/\d+/")  # below it Hadoop's tasks write, until they are committed
@@ -290,7 +296,7 @@ def files_of_source(source: NumberedSource, cache: Cache) -> list[SourceFile]:
             findings.append(FileFinding.of_error(listed.path, error))
     refuse(path, findings, SourceNotFoundError)
     if listing.names is not None:
-        check_folder(path, files)
+        files = one_kind(path, files)
     check_source(path, files)  # before hashing, which may take hours
     return join_companions(files, find_companion)
 

@@ -67,9 +67,9 @@ class SentencePieceTokenizer(Tokenizer):
         where = where or "tokenizer.model"
         self._model = _load(content, where)
         self.vocab_size = len(self._model)
-        proto = parse_model(self._model.serialized_model_proto())
-        self._is_plain = proto.trainer_spec.model_type == _BPE and is_plain(proto)
-        self._can_cut = self._is_plain and not any(_CROSSES_SPACE.search(piece.piece) for piece in proto.pieces)
+        parsed = parse_model(self._model.serialized_model_proto())
+        self._is_plain = parsed.model_type == _BPE and is_plain(parsed)
+        self._can_cut = self._is_plain and not any(_CROSSES_SPACE.search(each.piece) for each in parsed.pieces)
         self.eos_id = self._find_eos(resolve_eos_token(eos_token, config), where)
         self.eos_token = None if self.eos_id is None else self._model.id_to_piece(self.eos_id)
         self.bos_id = self._model.bos_id() if self._model.bos_id() >= 0 else None
@@ -80,12 +80,12 @@ class SentencePieceTokenizer(Tokenizer):
         }
         self.unknown_id = self._model.unk_id()
         begins = bool((config or {}).get("add_bos_token", False))
-        known = {piece.piece for piece in proto.pieces}
+        known = {each.piece for each in parsed.pieces}
         if names_without_id(config, known):
             self.left_out = ("tokens of its configuration that the model does not have",)
         self.files = {"tokenizer.model": content, **config_files(config, special, known)}
         try:
-            self._use_conversion(to_tokenizer_json(proto, self.bos_id if begins else None))
+            self._use_conversion(to_tokenizer_json(parsed, self.bos_id if begins else None))
         except ValueError as error:
             self.not_exported = (
                 f"{where}: this SentencePiece model cannot be exported with the ids of training, because {error}. "
