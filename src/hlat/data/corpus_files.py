@@ -29,16 +29,16 @@ from hlat.data.formats.rows import COLUMN_KINDS, ColumnKind
 from hlat.data.source_file import SourceFile, Stamp, sha256_of
 from hlat.data.source_listing import (
     FileFinding,
-    ListedFile,
     Listing,
     SourceNotFoundError,
     find_file,
     list_source,
+    more,
     refuse,
 )
 from hlat.data.stores.cache import Cache
 from hlat.data.stores.fetching import CachedStore, prefetch_in_order
-from hlat.data.stores.remote import Store, StoreAccessError, local_path, url_file_name
+from hlat.data.stores.remote import Store, StoreAccessError, StoredFile, local_path, url_file_name
 from hlat.runtime.errors import DataError
 from hlat.runtime.terminal import plural
 from hlat.runtime.urls import is_url
@@ -53,18 +53,13 @@ class SourceColumn(NamedTuple):
 
 def source_columns(config: DataConfig) -> list[SourceColumn]:
     """Return the column of data.path, if there is one, and of each of data.sources."""
-    own = [] if config.path is None else [default_column(config)]
-    return [*own, *(_first_named(source, config) for source in config.sources)]
+    own = [] if config.path is None else [config]
+    return [default_column(config, section) for section in [*own, *config.sources]]
 
 
-def default_column(config: DataConfig) -> SourceColumn:
-    """Return the column of data.path, of data.validation.path, and of sources that name none."""
-    return _first_named(config)
-
-
-def _first_named(*sections: Any) -> SourceColumn:
-    """Return the first column that a section names; earlier sections come first."""
-    named = ((kind, getattr(section, kind.field)) for section in sections for kind in COLUMN_KINDS)
+def default_column(config: DataConfig, *sections: Any) -> SourceColumn:
+    """Return the first column that some sections name, or else that of data.path and data.validation.path."""
+    named = ((kind, getattr(section, kind.field)) for section in (*sections, config) for kind in COLUMN_KINDS)
     return next(SourceColumn(kind, name) for kind, name in named if name is not None)
 
 
@@ -243,12 +238,15 @@ class NumberedSource(NamedTuple):
 
 def numbered_sources(config: DataConfig) -> list[NumberedSource]:
     """Return the sources in the order of their documents, then the validation text; DataError without a source."""
-    paths = [*([] if config.path is None else [config.path]), *(source.path for source in config.sources)]
-    if not paths:
+    own = [] if config.path is None else [config]
+    numbered = [
+        NumberedSource(number, str(section.path), default_column(config, section))
+        for number, section in enumerate([*own, *config.sources])
+    ]
+    if not numbered:
         raise DataError(
             "data: no corpus. Set data.path to a file, folder or glob, for example data.path=corpus/**/*.txt"
         )
-    numbered = [NumberedSource(*each) for each in zip(range(len(paths)), paths, source_columns(config), strict=True)]
     if config.validation.path is not None:
         numbered.append(NumberedSource(-1, config.validation.path, default_column(config)))
     return numbered
@@ -268,30 +266,28 @@ def files_of_source(source: NumberedSource, cache: Cache) -> list[SourceFile]:
     """List the files of one source with their companions; errors as ``list_files``."""
     number, path, column = source
 
-    def source_file(file: ListedFile, file_format: FileFormat) -> SourceFile:
-        identity = file.size, file.mtime_ns
-        return SourceFile(
-            file.path, file_format, column.name, number, *identity, etag=file.etag, cached_store=file.cached_store
-        )
+    def source_file(file: StoredFile, store: CachedStore | None, file_format: FileFormat) -> SourceFile:
+        stamp = file.size, file.mtime_ns
+        return SourceFile(file.path, file_format, column.name, number, *stamp, etag=file.etag, cached_store=store)
 
     def find_companion(file: SourceFile, companion: str) -> SourceFile | None:
         try:
-            found = find_file(companion, cache)
+            found = find_file(companion, store := open_cached_store(companion, cache))
         except StoreAccessError as error:
             assert file.format.companion is not None, "only such files have companions"
             raise DataError(f"{error} {file.format.companion.rule}.") from error
-        return None if found is None else source_file(found, file.format)
+        return None if found is None else source_file(found, store, file.format)
 
     listing = list_source(path, cache)
     # A link to nowhere may have been half of the corpus: refuse it instead of training on the rest.
     refuse(path, [*listing.findings, *_unfinished_or_table(path, listing)], SourceNotFoundError)
     # A folder that is one data set says itself which files are data. Its other files (JSON) would be refused below.
     if listing.names is not None and (known := _known_folder(path, listing, column)) is not None:
-        return [source_file(file, known[0]) for file in known[1]]
+        return [source_file(file, listing.cached_store, known[0]) for file in known[1]]
     files, findings = list[SourceFile](), list[FileFinding]()
     for listed in listing.files:
         try:
-            files.append(source_file(listed, path_format(listed.path, column.kind)))
+            files.append(source_file(listed, listing.cached_store, path_format(listed.path, column.kind)))
         except DataError as error:
             findings.append(FileFinding.of_error(listed.path, error))
     refuse(path, findings, SourceNotFoundError)
@@ -301,7 +297,7 @@ def files_of_source(source: NumberedSource, cache: Cache) -> list[SourceFile]:
     return join_companions(files, find_companion)
 
 
-def _known_folder(path: str, listing: Listing, column: SourceColumn) -> tuple[FileFormat, list[ListedFile]] | None:
+def _known_folder(path: str, listing: Listing, column: SourceColumn) -> tuple[FileFormat, list[StoredFile]] | None:
     """Return format and files of a folder that is one data set; None for an ordinary folder."""
     assert listing.names is not None, "the source is a folder"
     try:
@@ -371,10 +367,6 @@ def describe_corpus_changes(before: list[tuple[str, list[str | int]]], now: list
         "new": [path for path in new if path not in old],
         "gone": [path for path in old if path not in new],
     }
-    phrases = [f"{paths[0]}{_more(len(paths) - 1)} {change}" for change, paths in changes.items() if paths]
+    phrases = [f"{paths[0]}{more(paths)} {change}" for change, paths in changes.items() if paths]
     counts = f"from {plural(len(before), 'file')}, now {len(now)}: " if len(before) != len(now) else ""
     return [f"the corpus: {counts}{', '.join(phrases) or 'the same files in another order, source or text column'}"]
-
-
-def _more(count: int) -> str:
-    return f" and {count} more" if count else ""

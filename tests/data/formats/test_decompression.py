@@ -184,7 +184,7 @@ def test_preparation_fails_or_leaves_the_bad_row_out(bomb: Path, tmp_path: Path)
     ):
         prepare(config(bomb), tmp_path / "refused", workers=1)
     prepared: PreparedData = prepare(config(bomb, unreadable_rows=0.05), tmp_path / "out", workers=1)
-    assert (prepared.manifest.documents, prepared.manifest.unreadable_rows) == (61, 1)
+    assert (prepared.manifest.total("documents"), prepared.manifest.total("unreadable_rows")) == (61, 1)
 
 
 def _rows_online(config: DataConfig, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[worker.Frame]:

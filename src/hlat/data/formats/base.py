@@ -9,8 +9,8 @@
     bytes of a file        --> ranges of bytes, of equal length
     rows of a row group    --> ranges of rows, of about equal bytes
 
-A format is one class in one file of this folder, and one line of the registry. Nothing else knows which formats there
-are. The defaults below are those of a file that has rows and can only be read from its beginning.
+A format is one class in this folder, and one line of the registry. Nothing else knows which formats there are. The
+defaults below are those of a file that has rows and can only be read from its beginning.
 
 A range is a part of a file that can be read without what precedes it. Samples come from ranges all over the corpus, so
 a range is small compared with the corpus.

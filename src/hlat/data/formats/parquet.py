@@ -49,23 +49,22 @@ class ParquetFormat(FileFormat):
             self.column.check(file, parquet.schema_arrow)
             total = max(parquet.metadata.num_rows, 1)
             first = 0
-            for group in range(parquet.num_row_groups):
-                rows, row_bytes = _row_group_size(parquet, file.column, group)
+            for number, (rows, chunks) in enumerate(_row_groups(parquet, file.column)):
                 if first + rows > start:
                     # By the average row of the group, so that a batch of large documents is small.
+                    row_bytes = max(sum(chunk.total_uncompressed_size for chunk in chunks) // max(rows, 1), 1)
                     batch_rows = min(max(BATCH_BYTES // row_bytes, 1), BATCH_ROWS)
-                    batches = parquet.iter_batches(
-                        batch_rows, row_groups=[group], columns=[file.column], use_threads=False
-                    )
+                    batches = parquet.iter_batches(batch_rows, [number], columns=[file.column], use_threads=False)
                     columns = (batch.column(0) for batch in batches)
                     yield from self.column.rows(columns, file, first, start, lambda row: size * row // total)
                 first += rows
 
     def ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
         with _open(file.path) as parquet:
+            # A missing column is reported when the text is read.
             groups = [
-                (parquet.metadata.row_group(group).num_rows, _column_bytes(parquet, file.column, group))
-                for group in range(parquet.num_row_groups)
+                (rows, int((chunks or [parquet.metadata.row_group(number).column(0)])[0].total_uncompressed_size))
+                for number, (rows, chunks) in enumerate(_row_groups(parquet, file.column))
             ]
         yield from group_ranges(groups, size)
 
@@ -97,9 +96,9 @@ def _groups(file: InputFile) -> _Groups:
 def _read_groups(path: Path, column: str, stamp: tuple[int, ...]) -> _Groups:
     del stamp
     with _open(path) as parquet:
-        groups = [parquet.metadata.row_group(group) for group in range(parquet.num_row_groups)]
-        starts = list(accumulate((group.num_rows for group in groups), initial=0))
-        return _Groups(starts, [_bytes_of(_chunks(group, column)) for group in groups])
+        groups = list(_row_groups(parquet, column))
+        starts = list(accumulate((rows for rows, _ in groups), initial=0))
+        return _Groups(starts, [_bytes_of(chunks) for _, chunks in groups])
 
 
 def _bytes_of(chunks: list[Any]) -> tuple[int, int] | None:
@@ -210,22 +209,10 @@ def _last_columns(metadata: Any) -> tuple[int, int] | None:
     return _bytes_of([last.column(index) for index in range(last.num_columns)]) if last else None
 
 
-def _row_group_size(parquet: pq.ParquetFile, column: str, group: int) -> tuple[int, int]:
-    """Return the rows of a row group, and the average decompressed bytes of a row in the column."""
-    metadata = parquet.metadata.row_group(group)
-    total = sum(chunk.total_uncompressed_size for chunk in _chunks(metadata, column))
-    return metadata.num_rows, max(total // max(metadata.num_rows, 1), 1)
-
-
-def _column_bytes(parquet: pq.ParquetFile, column: str, group: int) -> int:
-    """Return the decompressed bytes of a column in a row group; of the first, if there is no such column."""
-    metadata = parquet.metadata.row_group(group)
-    chunks = _chunks(metadata, column) or [metadata.column(0)]  # a missing column is reported when the text is read
-    return int(chunks[0].total_uncompressed_size)
-
-
-def _chunks(metadata: Any, column: str) -> list[Any]:
-    """Return the chunks of a column in a row group: those of its name, or else those nested in it, as in lists."""
-    chunks = [metadata.column(index) for index in range(metadata.num_columns)]
-    named = [chunk for chunk in chunks if chunk.path_in_schema == column]
-    return named or [chunk for chunk in chunks if chunk.path_in_schema.startswith(f"{column}.")]
+def _row_groups(parquet: pq.ParquetFile, column: str) -> Iterator[tuple[int, list[Any]]]:
+    """Yield the rows of each row group, and its chunks of a column: of its name, or else those nested in it."""
+    for group in map(parquet.metadata.row_group, range(parquet.num_row_groups)):
+        chunks = [group.column(index) for index in range(group.num_columns)]
+        named = [chunk for chunk in chunks if chunk.path_in_schema == column]
+        nested = (chunk for chunk in chunks if chunk.path_in_schema.startswith(f"{column}."))  # as in lists
+        yield group.num_rows, named or list(nested)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from hlat.data.tokenizers.base import CHUNK_CHARS, TokenBytes, TokenIds, Tokenizer, sentencepiece_byte_count
+from hlat.data.tokenizers.base import CHUNK_CHARS, TokenBytes, TokenIds, Tokenizer, cut_text, sentencepiece_byte_count
 from hlat.data.tokenizers.sentencepiece_convert import is_plain, parse_model, to_tokenizer_json
 from hlat.data.tokenizers.tokenizer_files import config_files, names_without_id, resolve_eos_token
 from hlat.runtime.errors import DataError
@@ -162,14 +162,8 @@ class SentencePieceTokenizer(Tokenizer):
         return index
 
     def chunks(self, text: str, min_chars: int = CHUNK_CHARS) -> Iterator[str]:
-        start = 0
-        while self._can_cut and len(text) - start > min_chars:
-            cut = _CUT.search(text, start + min_chars)
-            if cut is None:
-                break
-            yield text[start : cut.start()]
-            start = cut.end()  # without the space, which the model puts in front of the next chunk
-        yield text[start:] if start else text
+        # Without the space, which the model puts in front of the next chunk.
+        return cut_text(text, min_chars, _CUT, dropped=1) if self._can_cut else iter((text,))
 
 
 def _load(content: bytes, where: str) -> Any:
