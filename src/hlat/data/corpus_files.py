@@ -51,12 +51,6 @@ class SourceColumn(NamedTuple):
     name: str
 
 
-def source_columns(config: DataConfig) -> list[SourceColumn]:
-    """Return the column of data.path, if there is one, and of each of data.sources."""
-    own = [] if config.path is None else [config]
-    return [default_column(config, section) for section in [*own, *config.sources]]
-
-
 def default_column(config: DataConfig, *sections: Any) -> SourceColumn:
     """Return the first column that some sections name, or else that of data.path and data.validation.path."""
     named = ((kind, getattr(section, kind.field)) for section in (*sections, config) for kind in COLUMN_KINDS)
@@ -221,7 +215,12 @@ def list_files(config: DataConfig, folder: Path) -> list[SourceFile]:
     that cannot be one source, a .bin or .idx without the other, tokens without a tokenizer, or an unusable URL.
     """
     cache = Cache(*cache_location(config, folder))
-    files = [file for source in numbered_sources(config) for file in files_of_source(source, cache)]
+    sources = numbered_sources(config)
+    if not any(source.number >= 0 for source in sources):
+        raise DataError(
+            "data: no corpus. Set data.path to a file, folder or glob, for example data.path=corpus/**/*.txt"
+        )
+    files = [file for source in sources for file in files_of_source(source, cache)]
     for file in files:
         if file.format.holds_tokens:
             check_tokenizer_given(file.path, config.tokenizer.path)
@@ -232,23 +231,22 @@ class NumberedSource(NamedTuple):
     """A source of a data section, its place in it and its column of documents."""
 
     number: int  # -1 for data.validation.path
+    field: str  # dotted name of the field with the path
     path: str
     column: SourceColumn
+    name: str | None  # its name in the recipe, if it has one
 
 
 def numbered_sources(config: DataConfig) -> list[NumberedSource]:
-    """Return the sources in the order of their documents, then the validation text; DataError without a source."""
-    own = [] if config.path is None else [config]
-    numbered = [
-        NumberedSource(number, str(section.path), default_column(config, section))
-        for number, section in enumerate([*own, *config.sources])
-    ]
-    if not numbered:
-        raise DataError(
-            "data: no corpus. Set data.path to a file, folder or glob, for example data.path=corpus/**/*.txt"
-        )
-    if config.validation.path is not None:
-        numbered.append(NumberedSource(-1, config.validation.path, default_column(config)))
+    """Return the sources in the order of their documents, then the validation text."""
+    own = [] if config.path is None else [("data.path", config.path, default_column(config), None)]
+    others = (
+        (f"data.sources.{index}.path", source.path, default_column(config, source), source.name)
+        for index, source in enumerate(config.sources)
+    )
+    numbered = [NumberedSource(number, *each) for number, each in enumerate([*own, *others])]
+    if (path := config.validation.path) is not None:
+        numbered.append(NumberedSource(-1, "data.validation.path", path, default_column(config), "validation"))
     return numbered
 
 
@@ -264,11 +262,13 @@ def open_cached_store(path: str, cache: Cache) -> CachedStore | None:
 
 def files_of_source(source: NumberedSource, cache: Cache) -> list[SourceFile]:
     """List the files of one source with their companions; errors as ``list_files``."""
-    number, path, column = source
+    path, column = source.path, source.column
 
     def source_file(file: StoredFile, store: CachedStore | None, file_format: FileFormat) -> SourceFile:
         stamp = file.size, file.mtime_ns
-        return SourceFile(file.path, file_format, column.name, number, *stamp, etag=file.etag, cached_store=store)
+        return SourceFile(
+            file.path, file_format, column.name, source.number, *stamp, etag=file.etag, cached_store=store
+        )
 
     def find_companion(file: SourceFile, companion: str) -> SourceFile | None:
         try:

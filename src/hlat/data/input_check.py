@@ -221,8 +221,9 @@ def check_inputs(
     # Before the files: the first rows of files of tokens are compared with its vocabulary.
     tokenizer = _check_tokenizer(data, vocab_size, folder, manifest, report)
     vocabulary = None if tokenizer is None else Vocabulary.from_tokenizer(tokenizer)
-    named = {f"evaluation.sets.{name}": NumberedSource(-1, path, default_column(data)) for name, path in sets.items()}
-    sources = {_field(data, source): source for source in _sources(data, report)} | named
+    column, fields = default_column(data), {f"evaluation.sets.{name}": path for name, path in sets.items()}
+    named = {field: NumberedSource(-1, field, path, column, None) for field, path in fields.items()}
+    sources = {source.field: source for source in numbered_sources(data)} | named
     cache, files = Cache(*cache_location(data, folder)), dict[str, list[SourceFile]]()
     for name, source in sources.items():
         if is_url(source.path) and not stores:
@@ -252,7 +253,10 @@ def check_inputs(
         report.doubts = doubts(all_files)
         _measure(data, all_files, report)
         if manifest is None and not report.problems:
-            named_files = {_name(data, source): files[name] for name, source in sources.items() if source.number >= 0}
+            corpora = (
+                (source.name or source.path, files[name]) for name, source in sources.items() if source.number >= 0
+            )
+            named_files = dict(corpora)
             _check_split(data, named_files, tokenizer, report)
     if manifest is not None and "train" in manifest.splits:
         report.training_tokens = manifest.splits["train"].tokens
@@ -265,25 +269,6 @@ def _manifest(folder: Path) -> DataManifest | None:
         return read_data_manifest(folder)
     except (DataError, OSError):
         return None
-
-
-def _sources(data: DataConfig, report: InputReport) -> list[NumberedSource]:
-    try:
-        return numbered_sources(data)
-    except DataError:  # the rules of recipes report that
-        return []
-
-
-def _field(data: DataConfig, source: NumberedSource) -> str:
-    if source.number < 0:
-        return "data.validation.path"
-    own = data.path is not None
-    return "data.path" if own and source.number == 0 else f"data.sources.{source.number - own}.path"
-
-
-def _name(data: DataConfig, source: NumberedSource) -> str:
-    place = source.number - (data.path is not None)
-    return (data.sources[place].name if place >= 0 else None) or source.path
 
 
 def _problem(name: str, value: str, message: str) -> InputProblem:

@@ -287,6 +287,16 @@ class RecordsFormat(FileFormat):
                     content = self._content(record, file, begun, record.line, None if stream is raw else raw)
                     yield make_row(row, content, raw.tell())
 
+    def ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
+        if is_compressed(file.path):
+            yield WHOLE_FILE
+        else:
+            yield from self.plain_ranges(file, size)
+
+    @abstractmethod
+    def plain_ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
+        """Yield the ranges of a file that is not compressed, as ``ranges``."""
+
     def range_reader(self) -> RangeReader:
         return self._read_range
 

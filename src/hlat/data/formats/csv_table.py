@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from hlat.data.formats.base import WHOLE_FILE, FileRange, RecordsFormat
+from hlat.data.formats.base import FileRange, RecordsFormat
 from hlat.data.formats.rows import TEXT_COLUMN, InputFile, RowError, missing_column, same_columns
-from hlat.data.formats.streams import BOM, MAX_LINE_BYTES, Record, Stream, is_compressed, skip_blank
+from hlat.data.formats.streams import BOM, MAX_LINE_BYTES, Record, Stream, skip_blank
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.local_files import recognize_escaped
 
@@ -185,10 +185,7 @@ class CsvFormat(RecordsFormat):
     def records(self, stream: Stream, offset: int = 0) -> Iterator[Record]:
         return iter_records(stream, self.delimiter, offset)
 
-    def ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
-        if is_compressed(file.path):
-            yield WHOLE_FILE
-            return
+    def plain_ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
         with file.path.open("rb") as raw:
             records = self.records(raw)
             header = next(records, None)

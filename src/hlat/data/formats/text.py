@@ -182,18 +182,12 @@ class JsonLinesFormat(RecordsFormat):
     def records(self, stream: Stream, offset: int = 0) -> Iterator[Record]:
         return iter_lines(stream, offset)
 
-    def ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
-        if is_compressed(file.path):
-            yield WHOLE_FILE
-        else:
-            yield from byte_ranges(file.path.stat().st_size, size)
+    def plain_ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
+        return byte_ranges(file.path.stat().st_size, size)
 
     def remote_ranges(self, path: Path, total: int, size: int) -> Iterator[FileRange]:
-        # A plain file: its ranges are found without a look at the content.
-        if path.suffix.lower() in self.endings:
-            yield from byte_ranges(total, size)
-        else:
-            yield WHOLE_FILE
+        # Ranges of a plain file are found without a look at the content.
+        return byte_ranges(total, size) if path.suffix.lower() in self.endings else iter((WHOLE_FILE,))
 
     def content(self, record: Record, file: InputFile, begun: None, line: int | None) -> Content | RowError | None:
         del begun

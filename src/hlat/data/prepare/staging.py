@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from hlat.config import DataConfig
-from hlat.data.corpus_files import describe_corpus_changes
+from hlat.data.corpus_files import describe_corpus_changes, numbered_sources
 from hlat.data.documents import SPLITS, Split
 from hlat.data.prepare.corpus import ProgressCallback
 from hlat.data.prepare.work_units import (
@@ -40,7 +40,7 @@ from hlat.data.prepare.work_units import (
     tokens_file,
 )
 from hlat.data.prepared.bad_rows import QuarantineWriter
-from hlat.data.prepared.consistency import recipe_locations, recipe_source_names, setting_differences
+from hlat.data.prepared.consistency import recipe_locations, setting_differences
 from hlat.data.prepared.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
@@ -190,7 +190,8 @@ class UnitMerger:
     def __init__(
         self, config: DataConfig, files: list[SourceFile], out: Path, dtype: str, *, consume: bool = True
     ) -> None:
-        self._drop, self._names = config.duplicates == "drop", recipe_source_names(config)
+        self._drop = config.duplicates == "drop"
+        self._names = {source.number: source.name for source in numbered_sources(config)}
         self._next, self._last = 0, False
         # consume: delete token files of units once shards have their tokens. If they are kept, they may come from
         # another machine, so checksums are verified.

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.config import DataConfig
-from hlat.data.corpus_files import source_columns
+from hlat.data.corpus_files import numbered_sources
 from hlat.data.documents import Split
 from hlat.data.prepared.manifest import (
     MANIFEST_FILE,
@@ -45,14 +45,11 @@ def recipe_locations(config: DataConfig) -> dict[str, list[str]]:
     After corpus or tokenizer was deleted, prepared data is still used for recipes with the same locations. A tokenizer
     trained on the corpus has none.
     """
-    corpus = {"data.path": config.path}
-    corpus |= {f"data.sources.{index}.path": source.path for index, source in enumerate(config.sources)}
-    corpus["data.validation.path"] = config.validation.path
     tokenizer = config.tokenizer
     end = "null" if tokenizer.eos_token is None else tokenizer.eos_token
     loaded = [f"data.tokenizer.path={tokenizer.path}", f"data.tokenizer.eos_token={end}"]
     return {
-        "corpus": [f"{field}={path}" for field, path in corpus.items() if path is not None],
+        "corpus": [f"{source.field}={source.path}" for source in numbered_sources(config)],
         "tokenizer": [] if tokenizer.path is None else loaded,
     }
 
@@ -97,7 +94,7 @@ def content_settings(config: DataConfig, tokenizer_sha256: str | None = None) ->
 
 def _columns(config: DataConfig) -> dict[str, list[str | None]]:
     """Return the columns of the sources by the field that names them: text_column, and others that a source has."""
-    columns = source_columns(config)
+    columns = [source.column for source in numbered_sources(config) if source.number >= 0]
     fields = ["text_column", *(column.kind.field for column in columns)]
     return {f"data.{field}": [c.name if c.kind.field == field else None for c in columns] for field in fields}
 
@@ -116,12 +113,6 @@ _NOT_SET = object()
 
 def _format(settings: dict[str, Any], name: str) -> str:
     return str(settings[name]) if name in settings else "none"
-
-
-def recipe_source_names(config: DataConfig) -> dict[int, str | None]:
-    """Return the name of each source by index, or None; -1 is data.validation.path, "validation"."""
-    names: list[str | None] = [] if config.path is None else [None]
-    return {-1: "validation", **dict(enumerate([*names, *(source.name for source in config.sources)]))}
 
 
 def manifest_problems(manifest: DataManifest) -> Iterator[str]:
@@ -214,7 +205,13 @@ def tokenizer_problems(manifest: DataManifest, tokenizer: Tokenizer) -> Iterator
 
 def size_problems(folder: Path, manifest: DataManifest) -> Iterator[str]:
     """Yield the files that are missing or have the wrong size; each sentence begins with the file name."""
-    for name, size in _file_sizes(manifest):
+    sizes = list[tuple[str, int]]()
+    for record in manifest.splits.values():
+        sizes.append((record.documents_file, 8 * (record.documents + 1)))
+        sizes += ((shard.file, shard.bytes) for shard in record.shards)
+    if manifest.blocks is not None:
+        sizes.append((manifest.blocks.file, manifest.blocks.bytes))
+    for name, size in sizes:
         try:
             actual = (folder / name).stat().st_size
         except FileNotFoundError:
@@ -224,15 +221,6 @@ def size_problems(folder: Path, manifest: DataManifest) -> Iterator[str]:
         else:
             if actual != size:
                 yield f"{name}: has {actual} bytes, should have {size} bytes"
-
-
-def _file_sizes(manifest: DataManifest) -> Iterator[tuple[str, int]]:
-    for record in manifest.splits.values():
-        yield record.documents_file, 8 * (record.documents + 1)
-        for shard in record.shards:
-            yield shard.file, shard.bytes
-    if manifest.blocks is not None:
-        yield manifest.blocks.file, manifest.blocks.bytes
 
 
 def content_problems(folder: Path, manifest: DataManifest) -> Iterator[str]:

@@ -237,10 +237,10 @@ class Cache:
         key = _key(file)
         self._register(key, file)
         try:
+            path = self._folder.path / (key + _suffixes(file.path))
             with self._folder.convert_disk_errors(file.path):
                 self._folder.open()
-            path = self._folder.path / (key + _suffixes(file.path))
-            descriptor = self._open_or_fetch(path, file, fetch)
+                descriptor = self._open_or_fetch(path, file, fetch)
             try:
                 yield path
             finally:
@@ -274,11 +274,10 @@ class Cache:
     def _open_or_fetch(self, path: Path, file: StoredFile, fetch: FetchInto) -> int:
         """Return a descriptor of the complete file with a shared lock, which prevents its eviction."""
         while True:
-            with self._folder.convert_disk_errors(file.path):
-                descriptor = self._open_complete(path, file.size)
-                if descriptor is not None:
-                    return descriptor
-                partial = self._open_partial(path)
+            descriptor = self._open_complete(path, file.size)
+            if descriptor is not None:
+                return descriptor
+            partial = self._open_partial(path)
             if partial is not None:
                 with partial:
                     return self._fetch(partial, path, file, fetch)
@@ -320,12 +319,11 @@ class Cache:
         temporary = Path(f"{path}{PART_SUFFIX}")
         try:
             self._reserve(partial, file)
-            sha256 = self._write(partial, file, fetch)
-            with self._folder.convert_disk_errors(file.path):
-                # Before the rename: a file under its final name has all of its bytes on disk.
-                os.fsync(partial.fileno())
-                self._folder.add_hash(_key(file), sha256)
-                self._folder.publish(temporary, path)
+            sha256 = self._write(partial, fetch)
+            # Before the rename: a file under its final name has all of its bytes on disk.
+            os.fsync(partial.fileno())
+            self._folder.add_hash(_key(file), sha256)
+            self._folder.publish(temporary, path)
             fcntl.flock(partial, fcntl.LOCK_SH)
             # The caller closes ``partial``; the lock stays with the copy.
             return os.dup(partial.fileno())
@@ -336,10 +334,7 @@ class Cache:
     def _reserve(self, partial: IO[bytes], file: StoredFile) -> None:
         """Reserve disk space; DataError if others keep it for ``MAX_OUTAGE_SECONDS``."""
         start = self._clock()
-        while True:
-            with self._folder.convert_disk_errors(file.path):
-                if self._folder.reserve(partial, file.size, self.limit):
-                    return
+        while not self._folder.reserve(partial, file.size, self.limit):
             if self._clock() - start > MAX_OUTAGE_SECONDS:
                 raise DataError(
                     f"{file.path}: no space for its {_gib(file.size)} in {self._folder.path}: other processes use the "
@@ -347,15 +342,14 @@ class Cache:
                 )
             self._sleep(0.2)
 
-    def _write(self, partial: IO[bytes], file: StoredFile, fetch: FetchInto) -> str:
+    def _write(self, partial: IO[bytes], fetch: FetchInto) -> str:
         """Fetch into ``partial`` and return the sha256; retry while evicting frees a full disk."""
         while True:
             partial.seek(0)
             try:
-                with self._folder.convert_disk_errors(file.path):
-                    return fetch(partial)
-            except StorageError:
-                if not self._folder.evict_all():
+                return fetch(partial)
+            except OSError as error:
+                if not is_disk_error(error.errno) or not self._folder.evict_all():
                     raise
 
 
