@@ -166,7 +166,7 @@ def test_the_limit_on_unreadable_rows_is_checked_at_the_end_and_a_larger_limit_r
     units = {file: file.read_bytes() for file in (out / "partial" / "units").glob("*.json")}
     assert len(units) > 3
     prepared = prepare(config(0.05), out)
-    assert prepared.manifest.unreadable_rows == 5
+    assert prepared.manifest.total("unreadable_rows") == 5
     assert prepare(config(0.2), out).fingerprint == prepared.fingerprint
     with pytest.raises(
         DataError, match=r"prepared without 5 of 100 rows that cannot be read, now a share of 0\.01 is allowed"

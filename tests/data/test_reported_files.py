@@ -15,6 +15,8 @@ import zstandard
 from pyarrow import ipc
 from pyarrow import parquet as pq
 
+from hlat.config.sections.data import DataConfig
+from hlat.data.corpus_files import list_files
 from tests.support.data.reading_sources import verdict
 
 DOCS = [f"Document {number}: some words, é 東京 {number * 13}." for number in range(6)]
@@ -70,7 +72,7 @@ REPORTS = (
     Told(
         "whitfin/s3-concat#3, PNNL-CompBio/coderdata#161",
         {"a.csv": CSV.encode() * 3},
-        ("line 8: the names of the columns again, as where files were joined", "awk"),
+        ("line 8: the names of the columns again, as where files were joined", "data.unreadable_rows"),
     ),
     Told("ckan/datapusher#74", {"a.csv": b"id,text\n" + CSV.encode()}, ("line 2: the names of the columns again",)),
     Told(
@@ -80,9 +82,15 @@ REPORTS = (
     ),
     Told(
         "mithrandie/csvq#18",
-        {"a.csv": CSV.encode() + b"text,id\nfoo,1\n"},
+        {"a.csv": CSV.replace("id", "id,is_new").replace("1,", "1,1,").encode() + b"text,is_new,id\nfoo,0,1\n"},
         ("line 8: the names of the columns again", "another order", "a file of its own"),
-        ("awk",),
+        ("data.unreadable_rows",),
+    ),
+    Told("a dictionary", {"a.csv": CSV.encode() + b"text,id\n"}, ("line 8: the names", "data.unreadable_rows")),
+    Told(
+        "a text in Latin-1",
+        {"a.txt": b"soci\xc3\xa9t\xe9"},
+        ("invalid UTF-8 at byte", "iconv -f ENCODING", "Or the file was cut"),
     ),
     Told("MyCometG3/QLStephenSwift#19", {"a.txt": "東京は日本".encode("iso2022_jp")}, ("iconv -f ISO-2022-JP -t",)),
     Told("a page in ISO-2022-JP", {"a.txt": "<html><body>東京</body></html>".encode("iso2022_jp")}, ("ISO-2022-JP",)),
@@ -158,6 +166,38 @@ def test_a_parquet_file_whose_indexes_hold_the_magic_word_is_read(tmp_path: Path
     for options in ({}, {"row_group_size": 50, "compression": "none", "use_dictionary": False}):
         (tmp_path / "a.parquet").write_bytes(_parquet(texts, write_page_index=True, **options))
         assert verdict(tmp_path / "a.parquet", tmp_path) == texts
+
+
+def test_a_text_that_resembles_the_end_of_a_parquet_file_is_read(tmp_path: Path) -> None:
+    texts = [f"\x15\x02 no footer\x0e\0\0\0PAR1PAR1 {number}" for number in range(300)]
+    options = {"row_group_size": 50, "compression": "none", "use_dictionary": False}
+    (tmp_path / "a.parquet").write_bytes(_parquet(texts, write_page_index=True, **options))
+    assert verdict(tmp_path / "a.parquet", tmp_path) == texts
+
+
+def test_rows_that_repeat_the_header_are_left_out_however_they_are_written(tmp_path: Path) -> None:
+    """The message says so of data.unreadable_rows: its comparison knows quotes, line ends and byte order marks."""
+    again = [b"\xef\xbb\xbfid,text\n", b'"id","text"\r\n', b'text,"id"\n']
+    lines = "".join(f'{number},"{text}\nid,text"\n' for number, text in enumerate(DOCS)).encode()
+    (tmp_path / "a.csv").write_bytes(b"id,text\n" + lines.join(again) + lines)
+    found = verdict(tmp_path / "a.csv", tmp_path, unreadable_rows=0.3)
+    assert found == [f"{text}\nid,text" for text in DOCS] * 3
+
+
+def test_the_mark_of_a_finished_job_is_no_text_beside_its_files(tmp_path: Path) -> None:
+    for name, content in {
+        "part-0.parquet": _parquet(DOCS),
+        "_SUCCESS": b"",
+        "text/part-0": b"a",
+        "text/_SUCCESS": b"",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    assert len(list_files(DataConfig(path=str(tmp_path / "text")), tmp_path)) == 2  # as data was prepared before
+    (tmp_path / "text" / "part-0").unlink()
+    assert verdict(tmp_path, tmp_path) == DOCS
+    (tmp_path / "_SUCCESS").write_bytes(b"a text")
+    assert "mixes text files (_SUCCESS) with parquet files" in verdict(tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize("inner", ["*.parquet", "**/*.parquet", "a.parquet", "data"])

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from hlat.data.online.loader import OnlineData as OnlineData
     from hlat.data.online.loader import OnlineLoader as OnlineLoader
     from hlat.data.online.loader import StreamProgress as StreamProgress
+    from hlat.data.online.prepare import open_validation_sets as open_validation_sets
+    from hlat.data.online.prepare import prepare_recipe_data as prepare_recipe_data
+    from hlat.data.online.prepare import prepare_validation_sets as prepare_validation_sets
     from hlat.data.prepare.corpus import ProgressCallback as ProgressCallback
     from hlat.data.prepare.partitions import find_partition_folders as find_partition_folders
     from hlat.data.prepare.partitions import merge_partition_folders as merge_partition_folders
@@ -36,9 +39,6 @@ if TYPE_CHECKING:
     from hlat.data.prepare.partitions import train_tokenizer as train_tokenizer
     from hlat.data.prepare.verification import verify_and_seal as verify_and_seal
     from hlat.data.prepare.verification import verify_data as verify_data
-    from hlat.data.prepare_for import open_validation_sets as open_validation_sets
-    from hlat.data.prepare_for import prepare_recipe_data as prepare_recipe_data
-    from hlat.data.prepare_for import prepare_validation_sets as prepare_validation_sets
     from hlat.data.prepared.manifest import MANIFEST_FILE as MANIFEST_FILE
     from hlat.data.prepared.manifest import read_data_manifest as read_data_manifest
     from hlat.data.prepared.prepared_folder import PreparedData as PreparedData
@@ -72,12 +72,12 @@ __getattr__ = lazily(
         "formats.rows": "InputFile Row",
         "input_check": "InputReport check_inputs",
         "online.loader": "OnlineData OnlineLoader StreamProgress",
+        "online.prepare": "open_validation_sets prepare_recipe_data prepare_validation_sets",
         "prepare.corpus": "ProgressCallback",
         "prepare.partitions": (
             "find_partition_folders merge_partition_folders partition_folder prepare_partition train_tokenizer"
         ),
         "prepare.verification": "verify_and_seal verify_data",
-        "prepare_for": "open_validation_sets prepare_recipe_data prepare_validation_sets",
         "prepared.manifest": "MANIFEST_FILE read_data_manifest",
         "prepared.prepared_folder": "PreparedData check_tokenizer check_vocabulary open_prepared",
         "prepared.summary": "LengthStatistics Summary TextSample summarize",

@@ -29,16 +29,16 @@ from hlat.data.formats.rows import COLUMN_KINDS, ColumnKind
 from hlat.data.source_file import SourceFile, Stamp, sha256_of
 from hlat.data.source_listing import (
     FileFinding,
-    ListedFile,
     Listing,
     SourceNotFoundError,
     find_file,
     list_source,
+    more,
     refuse,
 )
 from hlat.data.stores.cache import Cache
 from hlat.data.stores.fetching import CachedStore, prefetch_in_order
-from hlat.data.stores.remote import Store, StoreAccessError, local_path, url_file_name
+from hlat.data.stores.remote import Store, StoreAccessError, StoredFile, local_path, url_file_name
 from hlat.runtime.errors import DataError
 from hlat.runtime.terminal import plural
 from hlat.runtime.urls import is_url
@@ -51,20 +51,9 @@ class SourceColumn(NamedTuple):
     name: str
 
 
-def source_columns(config: DataConfig) -> list[SourceColumn]:
-    """Return the column of data.path, if there is one, and of each of data.sources."""
-    own = [] if config.path is None else [default_column(config)]
-    return [*own, *(_first_named(source, config) for source in config.sources)]
-
-
-def default_column(config: DataConfig) -> SourceColumn:
-    """Return the column of data.path, of data.validation.path, and of sources that name none."""
-    return _first_named(config)
-
-
-def _first_named(*sections: Any) -> SourceColumn:
-    """Return the first column that a section names; earlier sections come first."""
-    named = ((kind, getattr(section, kind.field)) for section in sections for kind in COLUMN_KINDS)
+def default_column(config: DataConfig, *sections: Any) -> SourceColumn:
+    """Return the first column that some sections name, or else that of data.path and data.validation.path."""
+    named = ((kind, getattr(section, kind.field)) for section in (*sections, config) for kind in COLUMN_KINDS)
     return next(SourceColumn(kind, name) for kind, name in named if name is not None)
 
 
@@ -121,16 +110,22 @@ def path_format(path: str, column: ColumnKind) -> FileFormat:
         raise DataError(str(error).replace(str(name), path, 1)) from error
 
 
-def check_folder(path: str, files: Sequence[SourceFile]) -> None:
-    """Raise DataError for a folder of text files and record files: it is not clear which are the corpus."""
+_FINISHED = "_SUCCESS"  # an empty file that jobs of Spark and Hadoop leave beside what they wrote
+
+
+def one_kind(path: str, files: list[SourceFile]) -> list[SourceFile]:
+    """Return the files of a folder; DataError for texts and record files, of which either may be the corpus."""
+    record = next((file for file in files if not file.format.is_one_document), None)
+    if record is not None:
+        files = [file for file in files if file.size or Path(url_file_name(file.path)).name != _FINISHED]
     texts = [file for file in files if file.format.is_one_document]
-    if texts and len(texts) < len(files):
-        record = next(file for file in files if not file.format.is_one_document)
+    if texts and record is not None:
         text, other = (Path(url_file_name(file.path)) for file in (texts[0], record))
         raise DataError(
             f"{path}: the folder mixes text files ({text}) with {record.format.kind} files ({other}), so it "
             f"is not clear which are the corpus. Name them with a glob such as {path.rstrip('/')}/**/*{other.suffix}"
         )
+    return files
 
 
 _UNFINISHED = re.compile(r"/_temporary/\d+/")  # below it Hadoop's tasks write, until they are committed
@@ -220,7 +215,12 @@ def list_files(config: DataConfig, folder: Path) -> list[SourceFile]:
     that cannot be one source, a .bin or .idx without the other, tokens without a tokenizer, or an unusable URL.
     """
     cache = Cache(*cache_location(config, folder))
-    files = [file for source in numbered_sources(config) for file in files_of_source(source, cache)]
+    sources = numbered_sources(config)
+    if not any(source.number >= 0 for source in sources):
+        raise DataError(
+            "data: no corpus. Set data.path to a file, folder or glob, for example data.path=corpus/**/*.txt"
+        )
+    files = [file for source in sources for file in files_of_source(source, cache)]
     for file in files:
         if file.format.holds_tokens:
             check_tokenizer_given(file.path, config.tokenizer.path)
@@ -231,20 +231,22 @@ class NumberedSource(NamedTuple):
     """A source of a data section, its place in it and its column of documents."""
 
     number: int  # -1 for data.validation.path
+    field: str  # dotted name of the field with the path
     path: str
     column: SourceColumn
+    name: str | None  # its name in the recipe, if it has one
 
 
 def numbered_sources(config: DataConfig) -> list[NumberedSource]:
-    """Return the sources in the order of their documents, then the validation text; DataError without a source."""
-    paths = [*([] if config.path is None else [config.path]), *(source.path for source in config.sources)]
-    if not paths:
-        raise DataError(
-            "data: no corpus. Set data.path to a file, folder or glob, for example data.path=corpus/**/*.txt"
-        )
-    numbered = [NumberedSource(*each) for each in zip(range(len(paths)), paths, source_columns(config), strict=True)]
-    if config.validation.path is not None:
-        numbered.append(NumberedSource(-1, config.validation.path, default_column(config)))
+    """Return the sources in the order of their documents, then the validation text."""
+    own = [] if config.path is None else [("data.path", config.path, default_column(config), None)]
+    others = (
+        (f"data.sources.{index}.path", source.path, default_column(config, source), source.name)
+        for index, source in enumerate(config.sources)
+    )
+    numbered = [NumberedSource(number, *each) for number, each in enumerate([*own, *others])]
+    if (path := config.validation.path) is not None:
+        numbered.append(NumberedSource(-1, "data.validation.path", path, default_column(config), "validation"))
     return numbered
 
 
@@ -260,42 +262,42 @@ def open_cached_store(path: str, cache: Cache) -> CachedStore | None:
 
 def files_of_source(source: NumberedSource, cache: Cache) -> list[SourceFile]:
     """List the files of one source with their companions; errors as ``list_files``."""
-    number, path, column = source
+    path, column = source.path, source.column
 
-    def source_file(file: ListedFile, file_format: FileFormat) -> SourceFile:
-        identity = file.size, file.mtime_ns
+    def source_file(file: StoredFile, store: CachedStore | None, file_format: FileFormat) -> SourceFile:
+        stamp = file.size, file.mtime_ns
         return SourceFile(
-            file.path, file_format, column.name, number, *identity, etag=file.etag, cached_store=file.cached_store
+            file.path, file_format, column.name, source.number, *stamp, etag=file.etag, cached_store=store
         )
 
     def find_companion(file: SourceFile, companion: str) -> SourceFile | None:
         try:
-            found = find_file(companion, cache)
+            found = find_file(companion, store := open_cached_store(companion, cache))
         except StoreAccessError as error:
             assert file.format.companion is not None, "only such files have companions"
             raise DataError(f"{error} {file.format.companion.rule}.") from error
-        return None if found is None else source_file(found, file.format)
+        return None if found is None else source_file(found, store, file.format)
 
     listing = list_source(path, cache)
     # A link to nowhere may have been half of the corpus: refuse it instead of training on the rest.
     refuse(path, [*listing.findings, *_unfinished_or_table(path, listing)], SourceNotFoundError)
     # A folder that is one data set says itself which files are data. Its other files (JSON) would be refused below.
     if listing.names is not None and (known := _known_folder(path, listing, column)) is not None:
-        return [source_file(file, known[0]) for file in known[1]]
+        return [source_file(file, listing.cached_store, known[0]) for file in known[1]]
     files, findings = list[SourceFile](), list[FileFinding]()
     for listed in listing.files:
         try:
-            files.append(source_file(listed, path_format(listed.path, column.kind)))
+            files.append(source_file(listed, listing.cached_store, path_format(listed.path, column.kind)))
         except DataError as error:
             findings.append(FileFinding.of_error(listed.path, error))
     refuse(path, findings, SourceNotFoundError)
     if listing.names is not None:
-        check_folder(path, files)
+        files = one_kind(path, files)
     check_source(path, files)  # before hashing, which may take hours
     return join_companions(files, find_companion)
 
 
-def _known_folder(path: str, listing: Listing, column: SourceColumn) -> tuple[FileFormat, list[ListedFile]] | None:
+def _known_folder(path: str, listing: Listing, column: SourceColumn) -> tuple[FileFormat, list[StoredFile]] | None:
     """Return format and files of a folder that is one data set; None for an ordinary folder."""
     assert listing.names is not None, "the source is a folder"
     try:
@@ -365,10 +367,6 @@ def describe_corpus_changes(before: list[tuple[str, list[str | int]]], now: list
         "new": [path for path in new if path not in old],
         "gone": [path for path in old if path not in new],
     }
-    phrases = [f"{paths[0]}{_more(len(paths) - 1)} {change}" for change, paths in changes.items() if paths]
+    phrases = [f"{paths[0]}{more(paths)} {change}" for change, paths in changes.items() if paths]
     counts = f"from {plural(len(before), 'file')}, now {len(now)}: " if len(before) != len(now) else ""
     return [f"the corpus: {counts}{', '.join(phrases) or 'the same files in another order, source or text column'}"]
-
-
-def _more(count: int) -> str:
-    return f" and {count} more" if count else ""

@@ -26,7 +26,7 @@ from hlat.data.tokenizers.base import TokenIdArray, Tokenizer
 from hlat.runtime.terminal import plural
 
 Content = str | TokenIdArray  # a text, or token ids: uint32, shape (tokens,), without an end-of-sequence token
-ContentT = TypeVar("ContentT", str, TokenIdArray)
+ContentT = TypeVar("ContentT", bound=Content)
 
 _ENCODED_DTYPE = np.dtype("<u4")  # the same bytes, and so the same hash and split, on any machine
 
@@ -117,7 +117,7 @@ class SplitRule:
         if self.boundary is None:
             return [(self.split_of(encoded), content)]
         cut = min(max(self.boundary - offset, 0), len(content))
-        pieces: list[tuple[Split, ContentT]] = [("train", content[:cut]), ("validation", content[cut:])]
+        pieces: list[tuple[Split, Any]] = [("train", content[:cut]), ("validation", content[cut:])]  # of the same type
         return [piece for piece in pieces if len(piece[1])]
 
     def split_of(self, encoded: bytes) -> Split:

@@ -14,11 +14,10 @@ split here: the preparation says the same of them.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from hlat.config import DataConfig, short
 from hlat.data.corpus_files import NumberedSource, cache_location, default_column, files_of_source, numbered_sources
@@ -35,9 +34,9 @@ from hlat.data.documents import (
 )
 from hlat.data.formats.rows import convert_file_errors
 from hlat.data.formats.streams import COMPRESSED_ENDINGS, is_compressed, open_decompressed
+from hlat.data.prepared.consistency import recipe_locations
 from hlat.data.prepared.manifest import DataManifest, read_data_manifest
 from hlat.data.prepared.prepared_folder import current_settings
-from hlat.data.prepared.settings import recipe_locations
 from hlat.data.source_file import SourceFile, read_beginnings
 from hlat.data.source_listing import SourceNotFoundError, doubts, first_bytes, refuse
 from hlat.data.stores.cache import Cache
@@ -71,10 +70,10 @@ class SourceSplit:
     smallest_share: float = 1.0  # fraction of the corpus above which the first of them is for validation
 
 
-def splits_by_hash(data: DataConfig) -> bool:
-    """Return True if whole documents are kept aside for validation."""
+def _splits_by(data: DataConfig, way: str) -> bool:
+    """Return True if validation text is kept aside in a way: whole documents ("document"), or the end ("tail")."""
     validation = data.validation
-    return validation.path is None and validation.fraction > 0 and validation.by == "document"
+    return validation.path is None and validation.fraction > 0 and validation.by == way
 
 
 def split_sources(
@@ -90,53 +89,36 @@ def split_sources(
         return []
     if sum(file.size for file in every) > _MOST_BYTES:
         return []
-    reader = _BoundedReader(vocabulary, data.duplicates == "drop")
+    found, left, seen = list[SourceSplit](), _MOST_BYTES, set[bytes]()
     try:
-        return [_split_source(name, reader.documents(each), data, count_tokens) for name, each in files.items()]
+        for name, of_source in files.items():
+            documents = list[tuple[Content, bool]]()
+            for content in _contents(of_source, vocabulary):
+                encoded = content_bytes(content)
+                if (left := left - len(encoded)) < 0:
+                    return []
+                documents.append((content, encoded in seen))
+                if data.duplicates == "drop":
+                    seen.add(encoded)
+            found.append(_split_source(name, documents, data, count_tokens))
     except (DataError, _TooLongError):  # bad rows and files are the preparation's to report
         return []
+    return found
 
 
 class _TooLongError(Exception):
     """The corpus has more text than is read here."""
 
 
-class _ReadDocument(NamedTuple):
-    """A document as split_sources takes it, with its bytes for the hash."""
-
-    content: Content
-    encoded: bytes  # its ``content_bytes``
-    is_left_out: bool  # True if it is a copy of an earlier document, and copies are dropped
-
-
-@dataclass
-class _BoundedReader:
-    """Reads the documents of all sources that are not empty, up to ``_MOST_BYTES``."""
-
-    vocabulary: Vocabulary | None  # vocabulary of the tokenizer; None if it is trained
-    drops_copies: bool  # True if copies of earlier documents are left out
-    read: int = 0  # bytes of all documents so far
-    seen: set[bytes] = field(default_factory=set)  # the documents so far, if copies are left out
-
-    def documents(self, files: Sequence[SourceFile]) -> Iterator[_ReadDocument]:
-        """Yield the documents of a source, copies included; DataError, or _TooLongError for more text."""
-        for file in files:
-            if file.format.is_one_document and _is_too_long(file):
-                raise _TooLongError
-            with file.as_input(Path(file.path), self.vocabulary) as opened:
-                for row in file.format.documents(opened):
-                    if row.content is not None and len(row.content):
-                        yield self._document(row.content)
-
-    def _document(self, content: Content) -> _ReadDocument:
-        encoded = content_bytes(content)
-        self.read += len(encoded)
-        if self.read > _MOST_BYTES:
+def _contents(files: Sequence[SourceFile], vocabulary: Vocabulary | None) -> Iterator[Content]:
+    """Yield the documents of a source that are not empty, copies included."""
+    for file in files:
+        if file.format.is_one_document and _is_too_long(file):
             raise _TooLongError
-        is_copy = encoded in self.seen
-        if self.drops_copies:
-            self.seen.add(encoded)
-        return _ReadDocument(content, encoded, is_copy)
+        with file.as_input(Path(file.path), vocabulary) as opened:
+            for row in file.format.documents(opened):
+                if row.content is not None and len(row.content):
+                    yield row.content
 
 
 def _is_too_long(file: SourceFile) -> bool:
@@ -153,18 +135,20 @@ def _is_too_long(file: SourceFile) -> bool:
 
 
 def _split_source(
-    name: str, documents: Iterable[_ReadDocument], data: DataConfig, count_tokens: CountTokens
+    name: str, documents: Sequence[tuple[Content, bool]], data: DataConfig, count_tokens: CountTokens
 ) -> SourceSplit:
+    """Split the documents of a source; those with True are copies, which are left out."""
     found, offset = SourceSplit(name), 0
-    rule = SplitRule(hash_threshold(data.validation.fraction) if splits_by_hash(data) else 0)
-    if _cuts_tail(data):
-        documents = list(documents)  # where the tail begins follows from the length of all, copies included
-        rule = SplitRule(boundary=tail_start(sum(len(each.content) for each in documents), data.validation.fraction))
-    for content, encoded, is_left_out in documents:
+    rule = SplitRule(hash_threshold(data.validation.fraction) if _splits_by(data, "document") else 0)
+    if _splits_by(data, "tail"):  # where the tail begins follows from the length of all, copies included
+        rule = SplitRule(boundary=tail_start(sum(len(each) for each, _ in documents), data.validation.fraction))
+    for content, is_left_out in documents:
         start, offset = offset, offset + len(content)
         if is_left_out:
             continue
-        training = _training_pieces(rule, content, encoded, start)
+        encoded = content_bytes(content)
+        pieces = rule.split_document(content, encoded, start)
+        training = [piece for split, piece in pieces if split == "train"]
         found.documents += 1
         found.bytes += len(encoded)
         found.held_out += not training
@@ -173,18 +157,6 @@ def _split_source(
         found.training_tokens += sum(map(count_tokens, training))
         found.smallest_share = min(found.smallest_share, hash_share(encoded))
     return found
-
-
-def _training_pieces(rule: SplitRule, document: Content, encoded: bytes, offset: int) -> Sequence[Content]:
-    """Return the parts of a document that are for training: all of it, none, or what is before the tail."""
-    if isinstance(document, str):  # the same twice, so that the type checker sees texts or tokens
-        return [piece for split, piece in rule.split_document(document, encoded, offset) if split == "train"]
-    return [tokens for split, tokens in rule.split_document(document, encoded, offset) if split == "train"]
-
-
-def _cuts_tail(data: DataConfig) -> bool:
-    validation = data.validation
-    return validation.path is None and validation.fraction > 0 and validation.by == "tail"
 
 
 def describe_empty_split(splits: Sequence[SourceSplit]) -> str:
@@ -200,20 +172,6 @@ def describe_empty_split(splits: Sequence[SourceSplit]) -> str:
         f"{counted} chosen for validation. Use data.validation.by=tail, which cuts inside a document{larger}, or "
         "data.validation.fraction=0 for no validation."
     )
-
-
-def held_out(splits: Sequence[SourceSplit], bytes_per_token: float) -> list[HeldOut]:
-    """Estimate the tokens of each source and of its validation text."""
-    return [
-        HeldOut(
-            each.name,
-            each.held_out,
-            each.documents,
-            each.held_out_bytes / bytes_per_token,
-            each.bytes / bytes_per_token,
-        )
-        for each in splits
-    ]
 
 
 _BEGINNING_BYTES = 2048  # files of a source whose first bytes are looked at, evenly spread; preparation looks at all
@@ -263,8 +221,9 @@ def check_inputs(
     # Before the files: the first rows of files of tokens are compared with its vocabulary.
     tokenizer = _check_tokenizer(data, vocab_size, folder, manifest, report)
     vocabulary = None if tokenizer is None else Vocabulary.from_tokenizer(tokenizer)
-    named = {f"evaluation.sets.{name}": NumberedSource(-1, path, default_column(data)) for name, path in sets.items()}
-    sources = {_field(data, source): source for source in _sources(data, report)} | named
+    column, fields = default_column(data), {f"evaluation.sets.{name}": path for name, path in sets.items()}
+    named = {field: NumberedSource(-1, field, path, column, None) for field, path in fields.items()}
+    sources = {source.field: source for source in numbered_sources(data)} | named
     cache, files = Cache(*cache_location(data, folder)), dict[str, list[SourceFile]]()
     for name, source in sources.items():
         if is_url(source.path) and not stores:
@@ -294,7 +253,10 @@ def check_inputs(
         report.doubts = doubts(all_files)
         _measure(data, all_files, report)
         if manifest is None and not report.problems:
-            named_files = {_name(data, source): files[name] for name, source in sources.items() if source.number >= 0}
+            corpora = (
+                (source.name or source.path, files[name]) for name, source in sources.items() if source.number >= 0
+            )
+            named_files = dict(corpora)
             _check_split(data, named_files, tokenizer, report)
     if manifest is not None and "train" in manifest.splits:
         report.training_tokens = manifest.splits["train"].tokens
@@ -307,25 +269,6 @@ def _manifest(folder: Path) -> DataManifest | None:
         return read_data_manifest(folder)
     except (DataError, OSError):
         return None
-
-
-def _sources(data: DataConfig, report: InputReport) -> list[NumberedSource]:
-    try:
-        return numbered_sources(data)
-    except DataError:  # the rules of recipes report that
-        return []
-
-
-def _field(data: DataConfig, source: NumberedSource) -> str:
-    if source.number < 0:
-        return "data.validation.path"
-    own = data.path is not None
-    return "data.path" if own and source.number == 0 else f"data.sources.{source.number - own}.path"
-
-
-def _name(data: DataConfig, source: NumberedSource) -> str:
-    place = source.number - (data.path is not None)
-    return (data.sources[place].name if place >= 0 else None) or source.path
 
 
 def _problem(name: str, value: str, message: str) -> InputProblem:
@@ -438,11 +381,11 @@ def _check_split(
         training_bytes = sum(each.bytes - each.held_out_bytes for each in splits)
         ends = sum(each.training_pieces for each in splits) if _adds_ends(data, tokenizer) else 0
         report.training_tokens = training_bytes / _bytes_per_token(data) if count is None else tokens + ends
-    if not splits_by_hash(data):
+    if not _splits_by(data, "document"):
         return
     if problem := describe_empty_split(splits):
         report.problems.append(InputProblem("data.validation.fraction", problem, data.validation.fraction))
     else:
-        report.scarce_validation = describe_scarce(
-            held_out(splits, _bytes_per_token(data)), data.validation.fraction, "about "
-        )
+        size = _bytes_per_token(data)
+        held = [HeldOut(s.name, s.held_out, s.documents, s.held_out_bytes / size, s.bytes / size) for s in splits]
+        report.scarce_validation = describe_scarce(held, data.validation.fraction, "about ")

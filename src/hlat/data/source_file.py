@@ -17,7 +17,8 @@ from hlat.data.formats.base import FileFormat
 from hlat.data.formats.rows import InputFile, convert_file_errors
 from hlat.data.formats.streams import open_decompressed
 from hlat.data.stores.fetching import CachedStore
-from hlat.data.stores.remote import RemoteFile
+from hlat.data.stores.local_files import as_data_error
+from hlat.data.stores.remote import StoredFile
 from hlat.runtime.errors import DataError
 
 
@@ -114,8 +115,8 @@ class SourceFile:
                 raise DataError(f"{file.path}: {_CHANGED}")
 
     @property
-    def _remote(self) -> RemoteFile:
-        return RemoteFile(self.path, self.size, self.etag, self.mtime_ns)
+    def _remote(self) -> StoredFile:
+        return StoredFile(self.path, self.size, self.etag, self.mtime_ns)
 
 
 Stamp = tuple[str, int, int, str]  # (path, size, mtime_ns, etag) of a file
@@ -125,19 +126,14 @@ _CHANGED = "the file changed while it was being read. Run again once it is compl
 
 def sha256_of(path: Path) -> str:
     """Compute the sha256 of a file; DataError if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    with as_data_error(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def stat_of(path: Path) -> tuple[int, int]:
     """Return size in bytes and modification time in ns; DataError if stat fails."""
-    try:
+    with as_data_error(path):
         stat = path.stat()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     return stat.st_size, stat.st_mtime_ns
 
 

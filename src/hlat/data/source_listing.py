@@ -16,7 +16,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ from hlat.data.formats.streams import COMPRESSED_ENDINGS
 from hlat.data.source_file import SourceFile, stat_of
 from hlat.data.stores.cache import Cache
 from hlat.data.stores.fetching import CachedStore
-from hlat.data.stores.remote import RemoteFile, Store, StoreAccessError, StoreUnavailableError, local_path
+from hlat.data.stores.remote import Store, StoreAccessError, StoredFile, StoreUnavailableError, local_path
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.hub import dataset_id_advice
 from hlat.runtime.storage.local_files import broken_link
@@ -97,9 +96,9 @@ def doubts(files: Sequence[SourceFile]) -> list[str]:
     rows += _held_out_names(files)
     packed = [file.path for file in files if file.path.endswith(COMPRESSED_ENDINGS)]
     if beside := [path for path in packed if str(Path(os.path.realpath(path)).with_suffix("")) in places]:
-        rows.append(f"{beside[0]}{_more(beside)}: the same file uncompressed is beside it, and both are read.")
+        rows.append(f"{beside[0]}{more(beside)}: the same file uncompressed is beside it, and both are read.")
     if twice := [place for place, times in places.items() if times > 1]:
-        rows.append(f"{twice[0]}{_more(twice)}: named more than once, and read as often.")
+        rows.append(f"{twice[0]}{more(twice)}: named more than once, and read as often.")
     return (
         rows if len(rows) <= _TABLE_ROWS else [*rows[:_TABLE_ROWS], f"And {len(rows) - _TABLE_ROWS} more like these."]
     )
@@ -120,7 +119,7 @@ def _held_out_names(files: Sequence[SourceFile]) -> Iterator[str]:
             advice = (
                 f"To leave them out, name the others with a glob, such as {named}{'/**' if rest[:1] == '/' else '*'}."
             )
-            yield f"{aside[0]}{_more(aside)}: named as a test or validation split, and trained on. {advice}"
+            yield f"{aside[0]}{more(aside)}: named as a test or validation split, and trained on. {advice}"
 
 
 def refuse(source: str, findings: Sequence[FileFinding], error: type[DataError] = DataError) -> None:
@@ -130,7 +129,7 @@ def refuse(source: str, findings: Sequence[FileFinding], error: type[DataError] 
     by_problem: dict[str, list[str]] = {}
     for path, problem in findings:
         by_problem.setdefault(problem, []).append(path)
-    rows = [f"{paths[0]}{_more(paths)}: {problem}" for problem, paths in by_problem.items()]
+    rows = [f"{paths[0]}{more(paths)}: {problem}" for problem, paths in by_problem.items()]
     if len(rows) == 1:
         raise error(rows[0])
     if rest := list(by_problem.values())[_TABLE_ROWS:]:
@@ -138,7 +137,8 @@ def refuse(source: str, findings: Sequence[FileFinding], error: type[DataError] 
     raise error("\n  ".join([f"{source}: {len(findings)} of its files cannot be used:", *rows]))
 
 
-def _more(paths: Sequence[str]) -> str:
+def more(paths: Sequence[object]) -> str:
+    """Count what a message leaves out after naming the first; empty if there is no other."""
     return f" and {len(paths) - 1} more" if len(paths) > 1 else ""
 
 
@@ -154,42 +154,14 @@ class SourceNotFoundError(DataError):
     """A source of the recipe has no files, or files that cannot be listed or are of no format."""
 
 
-class ListedFile(NamedTuple):
-    """A file of a source, local or remote, before its format is known."""
-
-    path: str  # its path or URL
-    size: int  # in bytes
-    mtime_ns: int  # time of last modification in ns; 0 if unknown
-    etag: str = ""  # version identifier of a remote store; empty if there is none
-    cached_store: CachedStore | None = None  # store and cache of a remote file; None for a local file
-
-    @contextmanager
-    def open_local(self) -> Iterator[Path]:
-        """Yield a local path, valid until the context ends; errors as ``SourceFile.open_local``."""
-        if self.cached_store is None:
-            yield Path(self.path)
-            return
-        remote = RemoteFile(self.path, self.size, self.etag, self.mtime_ns)
-        with self.cached_store.acquire(remote, lambda: True) as local:
-            yield local
-
-    @classmethod
-    def local(cls, path: Path) -> "ListedFile":
-        """Return a local file; DataError if stat fails."""
-        return cls(str(path), *stat_of(path))
-
-    @classmethod
-    def remote(cls, file: RemoteFile, cached_store: CachedStore) -> "ListedFile":
-        return cls(file.url, file.size, file.mtime_ns, file.etag, cached_store)
-
-
 class Listing(NamedTuple):
     """The files of a source, before their formats are known."""
 
-    files: list[ListedFile]
+    files: list[StoredFile]
     # Their paths relative to the folder that the source is, with "/"; None if it is a file or a glob.
     names: list[str] | None
     findings: Sequence[FileFinding] = ()  # what belongs to the source and cannot be listed, such as links to nowhere
+    cached_store: CachedStore | None = None  # store and cache of remote files; None for local ones
 
     def read(self, name: str) -> bytes:
         """Return the content of a small file of the folder; DataError if it is unreadable or not small."""
@@ -198,7 +170,9 @@ class Listing(NamedTuple):
         if file.size > _SMALL_BYTES:
             raise DataError(f"{name} has {file.size:,} bytes, which is too many for a description of a data set")
         try:
-            with file.open_local() as local:
+            if self.cached_store is None:
+                return Path(file.path).read_bytes()
+            with self.cached_store.acquire(file, lambda: True) as local:
                 return local.read_bytes()
         except OSError as error:
             raise DataError(f"{name} cannot be read: {error.strerror}") from error
@@ -214,24 +188,27 @@ def list_source(path: str, cache: Cache) -> Listing:
         cached_store = CachedStore(Store(path), cache)
         found = _find_remote(path, cached_store.store)
         # A URL that names a single file is no folder.
-        is_folder = path.rstrip("/") != found[0].url and not glob.has_magic(path)
-        names = [file.url.removeprefix(f"{path.rstrip('/')}/") for file in found]
-        return Listing([ListedFile.remote(file, cached_store) for file in found], names if is_folder else None)
+        is_folder = path.rstrip("/") != found[0].path and not glob.has_magic(path)
+        names = [file.path.removeprefix(f"{path.rstrip('/')}/") for file in found]
+        return Listing(found, names if is_folder else None, (), cached_store)
     root, (local, findings) = Path(path), find_files(path)
-    files = [ListedFile.local(file) for file in local]
-    is_folder = root.is_dir()
-    return Listing(files, [file.relative_to(root).as_posix() for file in local] if is_folder else None, findings)
+    relative = [file.relative_to(root).as_posix() for file in local] if root.is_dir() else None
+    return Listing([_stored(file) for file in local], relative, findings)
 
 
-def find_file(path: str, cache: Cache) -> ListedFile | None:
+def _stored(file: Path) -> StoredFile:
+    size, mtime_ns = stat_of(file)
+    return StoredFile(str(file), size, "", mtime_ns)
+
+
+def find_file(path: str, cached_store: CachedStore | None) -> StoredFile | None:
     """Find a single file, None if no such local one; StoreAccessError or DataError for a remote one."""
-    if not is_url(path):
-        return ListedFile.local(Path(path)) if Path(path).is_file() else None
-    store = Store(path)
-    return ListedFile.remote(store.find()[0], CachedStore(store, cache))
+    if cached_store is not None:
+        return cached_store.store.find()[0]
+    return _stored(Path(path)) if Path(path).is_file() else None
 
 
-def _find_remote(url: str, store: Store) -> list[RemoteFile]:
+def _find_remote(url: str, store: Store) -> list[StoredFile]:
     try:
         files = store.find()
     except (StoreAccessError, StoreUnavailableError) as error:

@@ -102,7 +102,7 @@ def _sample(file: SourceFile, column: str, limit: int) -> _Sample:
             return _beginning(file, content, limit)
         chosen = _evenly(parts, max(1, limit // _PART_BYTES))
         reader = file.format.range_reader()
-        documents = [text for part in chosen for text in _texts(file, reader.rows(content, part, 0))]
+        documents = [text for part in chosen for text in _texts(file, reader(content, part, 0))]
     text_bytes = sum(len(text.encode()) for text in documents) * len(parts) / len(chosen)
     return _Sample(documents, round(text_bytes))
 

@@ -54,7 +54,7 @@ def test_parquet_rows_that_are_not_utf8_are_listed(tmp_path: Path) -> None:
     prepared = _prepared(file, tmp_path / "out")
     reason = "invalid UTF-8 at byte 2 of the text (invalid start byte)"
     assert _listed(prepared) == [{"file": str(file), "row": row, "reason": reason} for row in (0, 63, 64, 120)]
-    assert prepared.manifest.documents == len(TEXTS) - 4
+    assert prepared.manifest.total("documents") == len(TEXTS) - 4
     with pytest.raises(DataError, match=rf"{file}, row 0: invalid UTF-8 at byte 2 of the text"):
         _prepared(file, tmp_path / "other", 0)
 
@@ -68,7 +68,7 @@ def test_text_files_that_are_not_text_are_listed(tmp_path: Path) -> None:
     (corpus / "zero.txt").write_bytes(b"abc\0")
     prepared = _prepared(corpus, tmp_path / "out")
     assert [Path(str(entry["file"])).name for entry in _listed(prepared)] == ["latin.txt", "zero.txt"]
-    assert (prepared.manifest.documents, prepared.manifest.all_rows) == (8, 10)
+    assert (prepared.manifest.total("documents"), prepared.manifest.total("rows")) == (8, 10)
     with pytest.raises(DataError, match=rf"{corpus / 'latin.txt'}: invalid UTF-8 at byte 3 "):
         _prepared(corpus, tmp_path / "other", 0.1)
 

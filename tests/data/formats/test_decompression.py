@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from hlat.config import BatchSchedule
 from hlat.config.sections.data import DataConfig
-from hlat.data.formats import json_lines
+from hlat.data.formats import base
 from hlat.data.formats import rows as text_column
 from hlat.data.formats import streams as line_reading
 from hlat.data.formats import text as text_files
@@ -45,7 +45,7 @@ TOO_LONG = 24 * LIMIT
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit a document to 1 MiB instead of 256 MiB, so that 24 MiB are far too long."""
-    for module in (line_reading, json_lines, text_column):
+    for module in (line_reading, base, text_column):
         monkeypatch.setattr(module, "MAX_LINE_BYTES", LIMIT)
     monkeypatch.setattr(text_files, "MAX_TEXT_BYTES", 4 * LIMIT)
     tokenize_here(monkeypatch)
@@ -140,9 +140,9 @@ def test_lines_are_the_same_as_from_bytes_split(content: bytes, limit: int, buff
         expected[number] = offset, text + b"\n" * (offset + len(text) < len(content))
         offset += len(text) + 1
     assert [(line.offset, line.content) for line in found] == [
-        (expected[line.number][0], expected[line.number][1][: limit + 1]) for line in found
+        (expected[line.line][0], expected[line.line][1][: limit + 1]) for line in found
     ]
-    numbers = [line.number for line in found]
+    numbers = [line.line for line in found]
     assert numbers == sorted(set(numbers)) and set(numbers) >= {n for n, (_, text) in expected.items() if text.strip()}
     assert all(expected[number][1].strip() or len(expected[number][1]) > limit for number in numbers)
 
@@ -184,7 +184,7 @@ def test_preparation_fails_or_leaves_the_bad_row_out(bomb: Path, tmp_path: Path)
     ):
         prepare(config(bomb), tmp_path / "refused", workers=1)
     prepared: PreparedData = prepare(config(bomb, unreadable_rows=0.05), tmp_path / "out", workers=1)
-    assert (prepared.manifest.documents, prepared.manifest.unreadable_rows) == (61, 1)
+    assert (prepared.manifest.total("documents"), prepared.manifest.total("unreadable_rows")) == (61, 1)
 
 
 def _rows_online(config: DataConfig, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[worker.Frame]:

@@ -146,7 +146,7 @@ def test_shards_are_the_same_as_from_the_texts(
     found = prepare(config, tmp_path / "tokens")
     assert _shards(found) == _shards(wanted) and len(_shards(found)) > 5
     assert found.manifest.splits["train"].text_bytes == wanted.manifest.splits["train"].text_bytes
-    counts = found.manifest.copies, found.manifest.empty_documents, found.manifest.null_rows
+    counts = found.manifest.total("copies"), found.manifest.total("empty_documents"), found.manifest.total("null_rows")
     assert counts == (5, 1, 1)
 
 
@@ -245,7 +245,7 @@ def test_a_begin_token_stays_and_an_end_token_within_a_document_too(tokenizer: P
     found = prepare(_config([_source(tmp_path / "a.jsonl")], tokenizer), tmp_path / "out")
     stored = found.tokens("train")
     assert stored.read(0, len(stored)).tolist() == [eos, 5, eos, 6, eos, 5, 6, eos, eos]
-    assert found.manifest.empty_documents == 1
+    assert found.manifest.total("empty_documents") == 1
 
 
 # --- bad rows and files --------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_a_bad_line_is_named(tokenizer: Path, tmp_path: Path, line: str, reason:
     assert reason in str(caught.value)
     allowed = prepare(config.model_copy(update={"unreadable_rows": 0.5}), tmp_path / "allowed")
     (listed,) = (allowed.dir / "quarantine.jsonl").read_text().splitlines()
-    assert json.loads(listed)["line"] == 2 and allowed.manifest.documents == 2
+    assert json.loads(listed)["line"] == 2 and allowed.manifest.total("documents") == 2
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "b.arrow"])
@@ -299,7 +299,7 @@ def test_a_bad_row_of_a_table_is_named(tokenizer: Path, tmp_path: Path, name: st
                 _online(_source(file), tokenizer, tmp_path / folder)
         assert str(caught.value).startswith(f"{file}, row 71: 'input_ids': ") and reason in str(caught.value)
     allowed = prepare(_config([_source(file)], tokenizer, unreadable_rows=0.05), tmp_path / "allowed")
-    assert (allowed.manifest.documents, allowed.manifest.unreadable_rows) == (72, 1)
+    assert (allowed.manifest.total("documents"), allowed.manifest.total("unreadable_rows")) == (72, 1)
 
 
 NOT_IDS = [
@@ -391,7 +391,7 @@ def test_files_without_columns_of_tokens_are_refused(tokenizer: Path, tmp_path: 
 def test_another_column_is_other_data(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"a": [1, 2], "b": [3, 4]}\n' * 3)
     first = prepare(_config([_source(tmp_path / "a.jsonl", tokens_column="a")], tokenizer), tmp_path / "out")
-    assert first.manifest.documents == 3
+    assert first.manifest.total("documents") == 3
     with pytest.raises(DataError, match=r"data\.tokens_column: prepared with \['a'\], now \['b'\]"):
         prepare(_config([_source(tmp_path / "a.jsonl", tokens_column="b")], tokenizer), tmp_path / "out")
     with pytest.raises(DataError, match=r"data\.tokens_column: prepared with \['a'\], now none"):

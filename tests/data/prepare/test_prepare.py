@@ -34,7 +34,7 @@ def test_tokens_are_the_documents_in_order(small: Path, tmp_path: Path) -> None:
     held_out = set(texts_of["validation"])
     assert texts_of["train"] == [t for t in texts if t not in held_out]
     assert texts_of["validation"] == [t for t in texts if t in held_out] != []
-    assert (prepared.manifest.null_rows, prepared.manifest.empty_documents) == (2, 1)
+    assert (prepared.manifest.total("null_rows"), prepared.manifest.total("empty_documents")) == (2, 1)
     assert "2 rows hold no text" in prepared.notes[0]
     assert all(shard.tokens == 5000 for shard in prepared.manifest.splits["train"].shards[:-1])
     assert len(prepared.manifest.splits["train"].shards) > 1

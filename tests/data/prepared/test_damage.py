@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from hlat.data.documents import SPLITS
+from hlat.data.online.prepare import open_validation_sets
 from hlat.data.prepare import preparation
 from hlat.data.prepare.preparation import prepare
 from hlat.data.prepare.verification import verify_data
-from hlat.data.prepare_for import open_validation_sets
 from hlat.data.prepared import prepared_folder
 from hlat.data.prepared.prepared_folder import PreparedData, open_prepared
 from hlat.data.prepared.summary import summarize

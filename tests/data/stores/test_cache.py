@@ -14,15 +14,15 @@ from typing import IO
 import pytest
 
 from hlat.data.stores.cache import PART_SUFFIX, Cache, CacheFolder
-from hlat.data.stores.remote import RemoteFile
+from hlat.data.stores.remote import StoredFile
 from hlat.runtime.errors import DataError, StorageError
 
 SIZE = 1000
 
 
-def file(name: str, size: int = SIZE, etag: str = "1") -> RemoteFile:
+def file(name: str, size: int = SIZE, etag: str = "1") -> StoredFile:
     """Return a file of a remote store."""
-    return RemoteFile(f"s3://corpus/{name}.jsonl", size, etag, 0)
+    return StoredFile(f"s3://corpus/{name}.jsonl", size, etag, 0)
 
 
 class Source:
@@ -31,11 +31,11 @@ class Source:
     def __init__(self) -> None:
         self.written: list[str] = []
 
-    def write(self, wanted: RemoteFile) -> Callable[[IO[bytes]], str]:
+    def write(self, wanted: StoredFile) -> Callable[[IO[bytes]], str]:
         """Return a function that fetches one file."""
 
         def write(out: IO[bytes]) -> str:
-            self.written.append(wanted.url[len("s3://corpus/") : -len(".jsonl")])
+            self.written.append(wanted.path[len("s3://corpus/") : -len(".jsonl")])
             content = bytes(wanted.size)
             rest = memoryview(content)
             while rest:
@@ -168,7 +168,7 @@ _PROGRAM = """
 import hashlib, sys, time
 from pathlib import Path
 from hlat.data.stores.cache import Cache
-from hlat.data.stores.remote import RemoteFile
+from hlat.data.stores.remote import StoredFile
 folder, limit, seconds, names = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]
 cache = Cache(folder, limit)
 def write(out):
@@ -179,7 +179,7 @@ def write(out):
         time.sleep(seconds / 10)
     return hashlib.sha256(bytes(1000)).hexdigest()
 for name in names:
-    with cache.acquire(RemoteFile(f"s3://corpus/{name}.jsonl", 1000, "1", 0), write) as path:
+    with cache.acquire(StoredFile(f"s3://corpus/{name}.jsonl", 1000, "1", 0), write) as path:
         assert path.stat().st_size == 1000
 """
 

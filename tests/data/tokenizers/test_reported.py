@@ -22,6 +22,8 @@ SPELLED = (  # report, tokenizer, tokenizer_config.json, are the bytes of its to
     ("OpenNMT/OpenNMT-py#2326", {"added": "the"}, {}, False),
     ("OpenNMT/OpenNMT-py#2326", {}, {"eos_token": "the"}, False),
     ("openai-community/gpt2", {"added": "<mask>"}, {"eos_token": EOS}, True),  # entries that no text becomes
+    ("Tekken", {"special": (EOS, "<s>", "[INST]")}, {}, True),  # whole words are entries, and these are no words
+    ("Tekken", {"special": (EOS, "<s>", "INST")}, {}, False),
 )
 _DAILY = 8  # every so many reports are tried in the default suite
 
@@ -97,11 +99,12 @@ def test_tokens_that_spell_any_text_do_so(
     """Bits per byte divide by these bytes: a special token has none, so it may not be what a text becomes."""
     del issue
     steps = {"pre_tokenizer": P.Sequence(parts["pre_tokenizer"])} if "pre_tokenizer" in parts else {}
-    made = byte_bpe(**steps)
+    made = byte_bpe(parts.get("special", (EOS,)), **steps)
+    made.model.ignore_merges = "special" in parts
     made.add_special_tokens([parts["added"]] if "added" in parts else [])
     ours = load_made(tmp_path, made, config)
     assert ours.keeps_text is keeps
-    texts = [*TEXTS, "    indented\n    more", "the dog! The fox! Over.", EOS]
+    texts = [*TEXTS, "    indented\n    more", "the dog! The fox! Over.", "INST", EOS]
     texts = [text for text in texts if ours.encode(text)]
     sizes, encoded = [len(text.encode()) for text in texts], [ours.encode(text) for text in texts]
     assert ([int(np.asarray(ours.token_bytes)[list(ids)].sum()) for ids in encoded] == sizes) is keeps

@@ -72,7 +72,7 @@ def test_healthy_hosts_have_no_finding_and_nothing_is_left(hosts: NetHosts, tiny
 def other_code(hosts: NetHosts, tmp_path: Path, run_dir: Path) -> Iterator[None]:
     """A copy of hlat with one changed file on h1."""
     shutil.copytree(ROOT / "hlat", tmp_path / "code/hlat", ignore=shutil.ignore_patterns("__pycache__"))
-    with (tmp_path / "code/hlat/data/prepare_for.py").open("a") as file:
+    with (tmp_path / "code/hlat/data/input_check.py").open("a") as file:
         file.write("# changed\n")
     hosts.setup("h1", f"export PYTHONPATH={tmp_path / 'code'}")
     yield

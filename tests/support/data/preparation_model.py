@@ -99,12 +99,15 @@ def check(prepared: PreparedData, sources: list[list[list[Row]]], wanted: Expect
         assert [b - a for a, b in pairwise(bounds)] == [len(document) for document in documents]
         assert prepared.manifest.splits[split].text_bytes == wanted.text_bytes[split]
     manifest = prepared.manifest
-    assert (manifest.copies, sum(s.copied_tokens for s in manifest.rows)) == (wanted.copies, wanted.copied_tokens)
+    assert (manifest.total("copies"), sum(s.copied_tokens for s in manifest.rows)) == (
+        wanted.copies,
+        wanted.copied_tokens,
+    )
     rows = [row for files in sources for rows in files for row in rows]
-    assert manifest.all_rows == len(rows)
-    assert manifest.null_rows == sum(row is None for row in rows)
-    assert manifest.empty_documents == sum(row == "" for row in rows)
-    assert manifest.unreadable_rows == len(wanted.bad)
+    assert manifest.total("rows") == len(rows)
+    assert manifest.total("null_rows") == sum(row is None for row in rows)
+    assert manifest.total("empty_documents") == sum(row == "" for row in rows)
+    assert manifest.total("unreadable_rows") == len(wanted.bad)
     listed = []
     if manifest.quarantine is not None:
         for line in (prepared.dir / manifest.quarantine.file).read_text().splitlines():

@@ -22,9 +22,9 @@ def read_ranges(
     """Read the ranges of a file of about ``size`` bytes each, in order; return the rows of each."""
     file_format, opened = format_of(file, kind), InputFile(file, column, vocabulary)
     reader = file_format.range_reader()
-    return [list(reader.rows(opened, part, 0)) for part in file_format.ranges(opened, size)]
+    return [list(reader(opened, part, 0)) for part in file_format.ranges(opened, size)]
 
 
 def read_lines(file: Path, column: str, start: int, stop: int) -> Iterator[Row]:
     """Read the lines of a file that begin in a range of bytes."""
-    return format_of(file).range_reader().rows(InputFile(file, column), FileRange(start, stop), 0)
+    return format_of(file).range_reader()(InputFile(file, column), FileRange(start, stop), 0)

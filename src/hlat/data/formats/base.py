@@ -9,8 +9,8 @@
     bytes of a file        --> ranges of bytes, of equal length
     rows of a row group    --> ranges of rows, of about equal bytes
 
-A format is one class in one file of this folder, and one line of the registry. Nothing else knows which formats there
-are. The defaults below are those of a file that has rows and can only be read from its beginning.
+A format is one class in this folder, and one line of the registry. Nothing else knows which formats there are. The
+defaults below are those of a file that has rows and can only be read from its beginning.
 
 A range is a part of a file that can be read without what precedes it. Samples come from ranges all over the corpus, so
 a range is small compared with the corpus.
@@ -22,10 +22,20 @@ from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
-from hlat.data.formats.rows import ColumnKind, InputFile, Row, RowError, convert_file_errors
-from hlat.data.formats.streams import Stream, is_compressed, is_other_content, open_decompressed
+from hlat.data.documents import Content
+from hlat.data.formats.rows import ColumnKind, InputFile, Row, RowError, convert_file_errors, make_row
+from hlat.data.formats.streams import (
+    MAX_LINE_BYTES,
+    Record,
+    Stream,
+    describe_expansion,
+    is_compressed,
+    is_other_content,
+    open_decompressed,
+    skip_line,
+)
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.local_files import HEAD_BYTES, recognize
 
@@ -42,15 +52,9 @@ class FileRange(NamedTuple):
 WHOLE_FILE = FileRange(0, WHOLE)
 
 
-class RangeReader(Protocol):
-    """Reads ranges of the files of one format, and may keep what it had to decode for them."""
-
-    def rows(self, file: InputFile, part: FileRange, row: int) -> Iterator[Row]:
-        """Yield the rows of a range from its ``row``-th on, numbered from the beginning of the range.
-
-        Raises:
-            DataError: the file is missing, damaged or truncated, or has no column of this name.
-        """
+# Yields the rows of a range from a number on, counted from the beginning of the range; DataError if the file is
+# missing, damaged or truncated, or has no column of this name. It may keep what it had to decode.
+RangeReader = Callable[[InputFile, FileRange, int], Iterator[Row]]
 
 
 def byte_ranges(total: int, size: int) -> Iterator[FileRange]:
@@ -193,7 +197,7 @@ class FileFormat(ABC):
 
     def range_reader(self) -> RangeReader:
         """Return a reader of ranges other than complete files."""
-        return _RowRangeReader(self)
+        return lambda file, part, row: cut_rows(self.documents(file, part.start + row), part)  # of ranges of rows
 
     def bytes_of(self, file: InputFile, part: FileRange) -> tuple[int, int | None] | None:
         """Return the first byte of a range, and the end of its bytes; None for an end stands for that of the file.
@@ -247,11 +251,85 @@ def _is_text(head: bytes) -> bool:
         return False
 
 
-class _RowRangeReader:
-    """Reader of ranges of rows, for formats that can begin at any row."""
+class RecordsFormat(FileFormat):
+    """Text files of records, such as lines, each of which is a row; plain or compressed.
 
-    def __init__(self, file_format: FileFormat) -> None:
-        self._format = file_format
+    A range is a part of the bytes of a plain file, and has the records that begin in it. Memory is bounded: a record
+    longer than ``MAX_LINE_BYTES`` is a bad row.
+    """
 
-    def rows(self, file: InputFile, part: FileRange, row: int) -> Iterator[Row]:
-        return cut_rows(self._format.documents(file, part.start + row), part)
+    compressible = True
+    row_word: ClassVar[str]  # the words of messages for a row,
+    record_word: ClassVar[str]  # and for its bytes
+
+    @abstractmethod
+    def records(self, stream: Stream, offset: int = 0) -> Iterator[Record]:
+        """Yield the records from the stream's position on; ``offset`` bytes precede it."""
+
+    def begin(self, file: InputFile, records: Iterator[Record]) -> Any:
+        """Take what precedes the rows, such as a header, from the first records; ``content`` gets what is returned."""
+        del file, records
+
+    def check_record(self, record: Record, file: InputFile) -> None:
+        """Raise DataError for a record that belongs to no row, whatever its length."""
+
+    @abstractmethod
+    def content(self, record: Record, file: InputFile, begun: Any, line: int | None) -> Content | RowError | None:
+        """Return the document of a record, or why it is a bad row; ``line`` is None if unknown."""
+
+    def _read(self, file: InputFile, start: int) -> Iterator[Row]:
+        with file.path.open("rb") as raw:
+            stream = open_decompressed(file.path, raw)
+            records = self.records(stream)
+            begun = self.begin(file, records)
+            for row, record in enumerate(records):
+                if row >= start:
+                    content = self._content(record, file, begun, record.line, None if stream is raw else raw)
+                    yield make_row(row, content, raw.tell())
+
+    def ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
+        if is_compressed(file.path):
+            yield WHOLE_FILE
+        else:
+            yield from self.plain_ranges(file, size)
+
+    @abstractmethod
+    def plain_ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
+        """Yield the ranges of a file that is not compressed, as ``ranges``."""
+
+    def range_reader(self) -> RangeReader:
+        return self._read_range
+
+    def _read_range(self, file: InputFile, part: FileRange, row: int) -> Iterator[Row]:
+        with convert_file_errors(file.path, self.kind), file.path.open("rb") as raw:
+            begun = self.begin(file, self.records(raw))
+            raw.seek(max(part.start - 1, 0))
+            if part.start == 0:
+                self.check(file.path)  # a file of a store is first seen here
+            else:
+                skip_line(raw)  # the line that contains byte ``start - 1`` begins before ``start``
+            # So each record is in exactly one range: that of its first byte.
+            for number, record in enumerate(self.records(raw, raw.tell())):
+                if record.offset >= part.stop:
+                    return
+                if number >= row:
+                    yield make_row(number, self._content(record, file, begun, None, None), record.end)
+
+    def _content(
+        self, record: Record, file: InputFile, begun: Any, line: int | None, compressed: io.BufferedReader | None
+    ) -> Content | RowError | None:
+        self.check_record(record, file)
+        if not record.is_too_long:
+            return self.content(record, file, begun, line)
+        kept = record.offset + len(record.content)
+        expansion = "" if compressed is None else f": {describe_expansion(compressed, kept)}"
+        reason = f"a {self.row_word} of more than {MAX_LINE_BYTES:,} bytes{expansion}"
+        return RowError(line, reason, f"A document may not be longer: cut it into several, one per {self.row_word}.")
+
+    def bytes_of(self, file: InputFile, part: FileRange) -> tuple[int, int | None] | None:
+        del file
+        return None if part == WHOLE_FILE else part
+
+    def address(self, row: int, line: int | None, position: int) -> str:
+        del row
+        return f", the {self.record_word} that ends at byte {position:,}" if line is None else f", line {line}"

@@ -8,33 +8,16 @@ found by reading the file once, and are not found for files that are not fetched
 
 A field is quoted if it begins with a quote; a quote inside it is written twice. In other fields quotes are ordinary
 characters, as for Python's csv module and for pyarrow. Fields are text: an empty one is an empty document, and none is
-null. Memory is bounded.
+null.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from hlat.data.formats.base import WHOLE_FILE, FileFormat, FileRange, RangeReader
-from hlat.data.formats.rows import (
-    TEXT_COLUMN,
-    InputFile,
-    Row,
-    RowError,
-    convert_file_errors,
-    make_row,
-    missing_column,
-    same_columns,
-)
-from hlat.data.formats.streams import (
-    BOM,
-    MAX_LINE_BYTES,
-    Stream,
-    describe_expansion,
-    is_compressed,
-    open_decompressed,
-    skip_blank,
-)
+from hlat.data.formats.base import FileRange, RecordsFormat
+from hlat.data.formats.rows import TEXT_COLUMN, InputFile, RowError, missing_column, same_columns
+from hlat.data.formats.streams import BOM, MAX_LINE_BYTES, Record, Stream, skip_blank
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.local_files import recognize_escaped
 
@@ -44,28 +27,10 @@ _EMPTY_LINES = (b"", b"\n", b"\r\n")
 _FIELD_START, _PLAIN, _QUOTED, _QUOTE_IN_QUOTED = range(4)
 
 
-class CsvRecord(NamedTuple):
-    """A record that is not an empty line, without its fields taken apart."""
-
-    line: int  # number of its first line, from 1
-    offset: int  # byte of the stream at which it begins
-    end: int  # byte of the stream after it
-    content: bytes  # its bytes with its line end; of a longer record the first ``MAX_LINE_BYTES`` + 1 bytes
-    is_closed: bool  # False if the stream ends within a quoted field of it
-
-    @property
-    def is_too_long(self) -> bool:
-        """True if ``content`` is only the beginning of the record."""
-        return len(self.content) > MAX_LINE_BYTES
-
-
-def iter_records(stream: Stream, delimiter: bytes, offset: int = 0) -> Iterator[CsvRecord]:
+def iter_records(stream: Stream, delimiter: bytes, offset: int = 0) -> Iterator[Record]:
     """Yield the records from the stream's position on, header included; ``offset`` bytes precede it."""
     line, position = 1, offset
-    while True:
-        record = _next_record(stream, delimiter, line, position)
-        if record is None:
-            return
+    while (record := _next_record(stream, delimiter, line, position)) is not None:
         found, lines = record
         line, position = line + lines, found.end
         if found.content in _EMPTY_LINES:
@@ -75,7 +40,7 @@ def iter_records(stream: Stream, delimiter: bytes, offset: int = 0) -> Iterator[
             yield found
 
 
-def _next_record(stream: Stream, delimiter: bytes, line: int, offset: int) -> tuple[CsvRecord, int] | None:
+def _next_record(stream: Stream, delimiter: bytes, line: int, offset: int) -> tuple[Record, int] | None:
     """Return one record and its number of lines; None at the end of the stream."""
     quotes, pieces = _QuoteScanner(delimiter), list[bytes]()
     kept = lines = 0
@@ -93,7 +58,7 @@ def _next_record(stream: Stream, delimiter: bytes, line: int, offset: int) -> tu
             break
     if end == offset:
         return None
-    return CsvRecord(line, offset, end, b"".join(pieces), not quotes.is_open), lines
+    return Record(line, offset, end, b"".join(pieces), not quotes.is_open), lines
 
 
 class _QuoteScanner:
@@ -176,20 +141,19 @@ _REPAIR = "Repair or remove the row."
 _TEXT_UTF8 = "Write the file as UTF-8 with a header row."
 _LINE_ENDS = "End lines with a line feed: tr '\\r' '\\n' < FILE > NEW, unless line ends in quotes are to stay."
 _JOINED = "the names of the columns again, as where files were joined"
-_REMOVE_HEADERS = "Remove such rows: awk 'NR == 1 {names = $0; print} $0 != names' FILE > NEW."
+_REMOVE_HEADERS = "Keep these files apart, or remove such rows."
 _DIVIDE = "They are in another order, as are the rows that follow: make each of these files a file of its own."
+_TWO_NAMES = "Remove the row. If the rows that follow are in this order too, make them a file of their own."
 
 
 class _Header(NamedTuple):
     """The first row of a file."""
 
-    path: Path
     names: list[bytes]  # of its fields
     text: int  # field of the text
-    end: int  # byte after the row
 
 
-def _no_text(fields: list[bytes], header: _Header, line: int | None) -> RowError | None:
+def _no_text(fields: list[bytes], header: _Header, path: Path, line: int | None) -> RowError | None:
     """Return why a row is no row of the table, or its text not meant as it is; None if all is well.
 
     Raises:
@@ -202,38 +166,28 @@ def _no_text(fields: list[bytes], header: _Header, line: int | None) -> RowError
     if text in header.names and len(fields) > 1 and sorted(fields) == sorted(header.names):
         if fields == header.names:
             return RowError(line, _JOINED, _REMOVE_HEADERS)
-        raise DataError(f"{header.path}{'' if line is None else f', line {line}'}: {_JOINED}. {_DIVIDE}")
+        if len(fields) == 2:  # so few words may also be the text and the other field of a row
+            return RowError(line, f"{_JOINED}, in another order", _TWO_NAMES)
+        raise DataError(f"{path}{'' if line is None else f', line {line}'}: {_JOINED}. {_DIVIDE}")
     found = recognize_escaped(text)
     return None if found is None else RowError(line, f"this is {found.what}", found.remedy)
 
 
-class CsvFormat(FileFormat):
+class CsvFormat(RecordsFormat):
     """Comma-separated values, of which one column is text."""
 
     kind = "csv"
     endings: ClassVar[tuple[str, ...]] = (".csv",)
-    compressible = True
+    row_word, record_word = "row", "record"
     column = TEXT_COLUMN
     delimiter = b","
 
-    def _read(self, file: InputFile, start: int) -> Iterator[Row]:
-        with file.path.open("rb") as raw:
-            stream = open_decompressed(file.path, raw)
-            records = iter_records(stream, self.delimiter)
-            header = self._header(file, next(records, None))
-            for row, record in enumerate(records):
-                self._check_closed(file, record)
-                if row >= start:
-                    long = record.is_too_long and stream is not raw
-                    expansion = f": {describe_expansion(raw, record.offset + len(record.content))}" if long else ""
-                    yield make_row(row, self._text(record, header, record.line, expansion), raw.tell())
+    def records(self, stream: Stream, offset: int = 0) -> Iterator[Record]:
+        return iter_records(stream, self.delimiter, offset)
 
-    def ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
-        if is_compressed(file.path):
-            yield WHOLE_FILE
-            return
+    def plain_ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
         with file.path.open("rb") as raw:
-            records = iter_records(raw, self.delimiter)
+            records = self.records(raw)
             header = next(records, None)
             start = end = 0 if header is None else header.end
             for record in records:
@@ -245,33 +199,11 @@ class CsvFormat(FileFormat):
         if end > start:
             yield FileRange(start, end)
 
-    def range_reader(self) -> RangeReader:
-        return _RecordRangeReader(self)
-
-    def bytes_of(self, file: InputFile, part: FileRange) -> tuple[int, int | None] | None:
-        del file
-        return None if part == WHOLE_FILE else part
-
-    def address(self, row: int, line: int | None, position: int) -> str:
-        del row
-        return f", the record that ends at byte {position:,}" if line is None else f", line {line}"
-
-    def records_in(self, file: InputFile, part: FileRange) -> Iterator[Row]:
-        """Yield the rows of a range of a plain file, numbered from its beginning; errors as ``documents``."""
-        with convert_file_errors(file.path, self.kind), file.path.open("rb") as raw:
-            header = self._header(file, next(iter_records(raw, self.delimiter), None))
-            raw.seek(part.start)
-            for row, record in enumerate(iter_records(raw, self.delimiter, part.start)):
-                if record.offset >= part.stop:
-                    return
-                self._check_closed(file, record)
-                yield make_row(row, self._text(record, header, None, ""), record.end)
-
-    def _header(self, file: InputFile, record: CsvRecord | None) -> _Header:
+    def begin(self, file: InputFile, records: Iterator[Record]) -> _Header:
         """Return the columns; DataError if the first row is no header, or has not exactly one such column."""
-        if record is None:
+        if (record := next(records, None)) is None:
             raise DataError(f"{file.path}: no header: the file has only empty lines. {_TEXT_UTF8}")
-        self._check_closed(file, record)
+        self.check_record(record, file)
         try:
             names = self._names(record)
         except ValueError as error:
@@ -283,7 +215,7 @@ class CsvFormat(FileFormat):
             raise DataError(f"{file.path}: {missing_column(file.column, names)}. {self._remedy(names)}")
         if (count := names.count(file.column)) > 1:
             raise DataError(f"{file.path}: {same_columns(file.column, count)}")
-        return _Header(file.path, [name.encode() for name in names], names.index(file.column), record.end)
+        return _Header([name.encode() for name in names], names.index(file.column))
 
     def _remedy(self, names: list[str]) -> str:
         if names[0].startswith("sep="):
@@ -295,7 +227,7 @@ class CsvFormat(FileFormat):
         remedy = f"It seems to be divided by {other!r}, and {self.kind} files by {self.delimiter.decode()!r}"
         return f"{remedy}: write it anew, as parquet or jsonl, with a first line that names the columns."
 
-    def _names(self, header: CsvRecord) -> list[str]:
+    def _names(self, header: Record) -> list[str]:
         """Return the names of the columns; ValueError if the row is no header."""
         if header.is_too_long:
             raise ValueError(f"more than {MAX_LINE_BYTES:,} bytes")
@@ -304,7 +236,7 @@ class CsvFormat(FileFormat):
         except UnicodeDecodeError as error:
             raise ValueError(f"invalid UTF-8 ({error.reason})") from error
 
-    def _check_closed(self, file: InputFile, record: CsvRecord) -> None:
+    def check_record(self, record: Record, file: InputFile) -> None:
         # Everything after the quote would be one field, and so one document.
         if not record.is_closed:
             raise DataError(
@@ -313,13 +245,10 @@ class CsvFormat(FileFormat):
                 "truncated, or a quote at the beginning of a field is not doubled."
             )
 
-    def _text(self, record: CsvRecord, header: _Header, line: int | None, expansion: str) -> str | RowError:
-        if record.is_too_long:
-            reason = f"a row of more than {MAX_LINE_BYTES:,} bytes{expansion}"
-            return RowError(line, reason, "A document may not be longer: cut it into several, one per row.")
+    def content(self, record: Record, file: InputFile, begun: _Header, line: int | None) -> str | RowError:
         try:
             fields = split_fields(record.content, self.delimiter)
-            return _no_text(fields, header, line) or fields[header.text].decode()
+            return _no_text(fields, begun, file.path, line) or fields[begun.text].decode()
         except UnicodeDecodeError as error:
             return RowError(line, f"invalid UTF-8 at byte {error.start} of the text ({error.reason})", _REPAIR)
         except ValueError as error:
@@ -332,13 +261,3 @@ class TsvFormat(CsvFormat):
     kind = "tsv"
     endings = (".tsv", ".tab")
     delimiter = b"\t"
-
-
-class _RecordRangeReader:
-    """Reader of ranges of bytes, each of which begins with a record."""
-
-    def __init__(self, table: CsvFormat) -> None:
-        self._table = table
-
-    def rows(self, file: InputFile, part: FileRange, row: int) -> Iterator[Row]:
-        return (found for found in self._table.records_in(file, part) if found.row >= row)

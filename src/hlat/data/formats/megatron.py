@@ -33,7 +33,6 @@ import numpy.typing as npt
 
 from hlat.data.formats.base import Companion, FileFormat, FileRange, RangeReader, cut_rows
 from hlat.data.formats.rows import InputFile, Row
-from hlat.data.tokenizers.base import TokenIdArray
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.local_files import HEAD_BYTES, recognize
 
@@ -66,11 +65,11 @@ class MegatronDataset:
         code, self.sequences, entries = self._read_header(index_bytes)  # a document has zero or more sequences
         self.dtype = np.dtype(_DTYPES[code]).newbyteorder("<")
         offset = _HEADER.size
-        self._lengths = self._table("<i4", offset, self.sequences)
+        self._lengths = _map(self._index, "<i4", offset, self.sequences)
         offset += self._lengths.nbytes
-        self._begins = self._table("<i8", offset, self.sequences)
+        self._begins = _map(self._index, "<i8", offset, self.sequences)
         offset += self._begins.nbytes
-        self._firsts = self._table("<i8", offset, entries)
+        self._firsts = _map(self._index, "<i8", offset, entries)
         self.documents = entries - 1  # the last entry is the end
         self._check_documents()
         self.tokens = self._check_sequences()
@@ -90,6 +89,19 @@ class MegatronDataset:
         joined = np.concatenate([np.empty(0, self.dtype), *sequences])
         joined.flags.writeable = False
         return joined
+
+    def rows(self, file: InputFile, start: int, stop: int | None = None) -> Iterator[Row]:
+        """Yield the documents ``start <= row < stop`` as uint32; DataError for an id outside the vocabulary."""
+        for number in range(start, self.documents if stop is None else stop):
+            tokens, known = self.document(number), file.known_ids
+            if (position := known.first_unknown(tokens)) is not None:
+                raise DataError(
+                    f"{file.path}, document {number}: its token {position} has the id {tokens[position]}, but the ids "
+                    f"of data.tokenizer.path are 0 to {known.size - 1}. Give the tokenizer that the dataset was "
+                    "written with."
+                )
+            position = self.tokens * self.dtype.itemsize * (number + 1) // self.documents
+            yield Row(number, known.document(tokens), position)
 
     def document_lengths(self, start: int = 0, end: int | None = None) -> npt.NDArray[np.int64]:
         """Return the tokens of the documents from ``start`` to before ``end``, int64."""
@@ -116,16 +128,12 @@ class MegatronDataset:
         if not head.startswith(_MAGIC[: len(head)]) and (found := recognize(head)):
             raise DataError(f"{self._index}: not an index of Megatron-LM: it begins like {found.what}. {found.remedy}")
         if not head.startswith(_MAGIC[: len(head)]) or not head:
-            raise DataError(
-                f"{self._index}: not an index of Megatron-LM: it begins with {head[:9]!r}, not {_MAGIC!r}. {_REMEDY}"
-            )
+            raise self._damaged(f": not an index of Megatron-LM: it begins with {head[:9]!r}, not {_MAGIC!r}")
         if len(head) < _HEADER.size:
-            raise DataError(f"{self._index}: truncated within its header, after {size} bytes. {_REMEDY}")
+            raise self._damaged(f": truncated within its header, after {size} bytes")
         _, version, code, sequences, entries = _HEADER.unpack(head)
         if version != 1:
-            raise DataError(
-                f"{self._index}: version {version} of the format at byte 9; hlat reads version 1. {_REMEDY}"
-            )
+            raise self._damaged(f": version {version} of the format at byte 9; hlat reads version 1")
         self._check_type(code)
         self._check_size(size, sequences, entries)
         return code, sequences, entries
@@ -135,11 +143,11 @@ class MegatronDataset:
             raise DataError(f"{self._index}: holds floating-point numbers (type code {code} at byte 17), not tokens.")
         if code not in _DTYPES:
             known = ", ".join(f"{known} {name}" for known, name in _DTYPES.items())
-            raise DataError(f"{self._index}: unknown type code {code} at byte 17; known are {known}. {_REMEDY}")
+            raise self._damaged(f": unknown type code {code} at byte 17; known are {known}")
 
     def _check_size(self, size: int, sequences: int, entries: int) -> None:
         if entries < 1:
-            raise DataError(f"{self._index}: its document table has no entry (byte 26), not even the end. {_REMEDY}")
+            raise self._damaged(": its document table has no entry (byte 26), not even the end")
         expected = _HEADER.size + 12 * sequences + 8 * entries
         if size == expected + sequences and sequences:
             raise DataError(
@@ -147,25 +155,20 @@ class MegatronDataset:
             )
         if size != expected:
             problem = "truncated" if size < expected else "longer than its header says"
-            raise DataError(
-                f"{self._index}: {problem}: {size:,} bytes, but {sequences:,} sequences and {entries - 1:,} documents "
-                f"take {expected:,}. {_REMEDY}"
-            )
+            described = f"{sequences:,} sequences and {entries - 1:,} documents take {expected:,}"
+            raise self._damaged(f": {problem}: {size:,} bytes, but {described}")
 
     def _check_documents(self) -> None:
         for start in range(0, len(self._firsts), _CHECK_ENTRIES):
             firsts = self._firsts[start : start + _CHECK_ENTRIES + 1]
             if (wrong := np.flatnonzero(firsts[1:] < firsts[:-1])).size:
                 number = start + int(wrong[0])
-                raise DataError(
-                    f"{self._index}, document {number}: begins at sequence {self._firsts[number]} and ends at "
-                    f"{self._firsts[number + 1]}, before its beginning. {_REMEDY}"
-                )
+                first, end = self._firsts[number], self._firsts[number + 1]
+                where = f", document {number}: begins at sequence {first} and ends at {end}"
+                raise self._damaged(f"{where}, before its beginning")
         if self._firsts[0] != 0 or self._firsts[-1] != self.sequences:
-            raise DataError(
-                f"{self._index}: its documents have sequences {self._firsts[0]} to {self._firsts[-1]}, but the dataset "
-                f"has 0 to {self.sequences}. {_REMEDY}"
-            )
+            found = f"sequences {self._firsts[0]} to {self._firsts[-1]}"
+            raise self._damaged(f": its documents have {found}, but the dataset has 0 to {self.sequences}")
 
     def _check_sequences(self) -> int:
         """Check that the sequences cover the .bin to its end; return the number of tokens."""
@@ -177,7 +180,10 @@ class MegatronDataset:
             # The last bound, so that the sums above cannot have overflowed unseen.
             wrong = (lengths < 0) | (begins < 0) | (begins % self.dtype.itemsize != 0) | (begins > 1 << 62)
             if (indices := np.flatnonzero(wrong)).size:
-                raise self._misplaced(start + int(indices[0]))
+                number = start + int(indices[0])
+                where = f", sequence {number}: {self._lengths[number]} tokens at byte {self._begins[number]}"
+                data = f"{self._data}, {self._bytes:,} bytes of {self.dtype.name}"
+                raise self._damaged(f"{where}, which is not a valid range of {data}")
             if (indices := np.flatnonzero(ends > self._bytes)).size:
                 raise self._truncated(start + int(indices[0]))
             total, end = total + int(lengths.sum()), max(end, int(ends.max(initial=0)))
@@ -188,11 +194,8 @@ class MegatronDataset:
             )
         return total
 
-    def _misplaced(self, number: int) -> DataError:
-        return DataError(
-            f"{self._index}, sequence {number}: {self._lengths[number]} tokens at byte {self._begins[number]}, which "
-            f"is not a valid range of {self._data}, {self._bytes:,} bytes of {self.dtype.name}. {_REMEDY}"
-        )
+    def _damaged(self, problem: str) -> DataError:
+        return DataError(f"{self._index}{problem}. {_REMEDY}")
 
     def _truncated(self, number: int) -> DataError:
         with self._data.open("rb") as file:
@@ -205,9 +208,6 @@ class MegatronDataset:
             f"{self._data}: truncated: {self._bytes:,} bytes, but sequence {number} of {self._index} ends at byte "
             f"{end:,}. {_REMEDY}"
         )
-
-    def _table(self, dtype: str, offset: int, count: int) -> npt.NDArray[Any]:
-        return _map(self._index, dtype, offset, count)
 
 
 def _size(file: Path) -> int:
@@ -255,7 +255,7 @@ class MegatronFormat(FileFormat):
         """Accept any file: opening the dataset checks everything."""
 
     def _read(self, file: InputFile, start: int) -> Iterator[Row]:
-        yield from _Documents(file).rows(file, start)
+        yield from MegatronDataset(file.path, file.companion).rows(file, start)
 
     def ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
         dataset = MegatronDataset(file.path, file.companion)
@@ -275,45 +275,19 @@ class MegatronFormat(FileFormat):
             yield FileRange(first, len(dataset))
 
     def range_reader(self) -> RangeReader:
-        return _DocumentReader()
-
-
-class _Documents:
-    """Documents of one dataset, by their index; errors as ``MegatronDataset``."""
-
-    def __init__(self, file: InputFile) -> None:
-        self._dataset = MegatronDataset(file.path, file.companion)
-        self._bytes = self._dataset.tokens * self._dataset.dtype.itemsize
-
-    def rows(self, file: InputFile, start: int, stop: int | None = None) -> Iterator[Row]:
-        """Yield the documents ``start <= row < stop`` as uint32; DataError for an id outside the vocabulary."""
-        total = len(self._dataset)
-        for number in range(start, total if stop is None else stop):
-            tokens = _check_ids(file, number, self._dataset.document(number))
-            yield Row(number, tokens, self._bytes * (number + 1) // total)
+        return _DocumentReader().rows
 
 
 class _DocumentReader:
     """Reader of ranges of documents, which keeps datasets open: opening one verifies its index."""
 
     def __init__(self) -> None:
-        self._datasets: OrderedDict[Path, _Documents] = OrderedDict()
+        self._datasets: OrderedDict[Path, MegatronDataset] = OrderedDict()
 
     def rows(self, file: InputFile, part: FileRange, row: int) -> Iterator[Row]:
-        dataset = self._datasets.pop(file.path, None) or _Documents(file)
+        dataset = self._datasets.pop(file.path, None) or MegatronDataset(file.path, file.companion)
         if file.stays:  # a cache must be able to delete its files, which an open map would keep on the disk
             self._datasets[file.path] = dataset
             while len(self._datasets) > _MAX_DATASETS:
                 self._datasets.popitem(last=False)
         yield from cut_rows(dataset.rows(file, part.start + row, part.stop), part)
-
-
-def _check_ids(file: InputFile, number: int, tokens: StoredTokens) -> TokenIdArray:
-    position = file.known_ids.first_unknown(tokens)
-    if position is not None:
-        raise DataError(
-            f"{file.path}, document {number}: its token {position} has the id {tokens[position]}, but the ids of "
-            f"data.tokenizer.path are 0 to {file.known_ids.size - 1}. Give the tokenizer that the dataset was written "
-            "with."
-        )
-    return file.known_ids.document(tokens)

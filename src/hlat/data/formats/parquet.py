@@ -17,6 +17,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import pyarrow as pa
 from pyarrow import parquet as pq
 
 from hlat.data.formats.base import WHOLE_FILE, FileFormat, FileRange, RangeReader, cut_rows, group_ranges
@@ -24,7 +25,6 @@ from hlat.data.formats.rows import BATCH_BYTES, BATCH_ROWS, TEXT_COLUMN, ColumnK
 from hlat.runtime.errors import DataError
 
 _MAGIC = b"PAR1"  # at both ends
-_VERSIONS = (b"\x15\x02", b"\x15\x04")  # first field of a footer: version 1 or 2
 _ENCRYPTED = b"PARE"  # instead of PAR1, if the footer is encrypted
 _SIGNATURE_BYTES = 28  # after a footer that is not encrypted in a file with columns that are
 _GROUP_CACHE_BYTES = 1 << 28  # maximum bytes of decoded row groups
@@ -49,28 +49,27 @@ class ParquetFormat(FileFormat):
             self.column.check(file, parquet.schema_arrow)
             total = max(parquet.metadata.num_rows, 1)
             first = 0
-            for group in range(parquet.num_row_groups):
-                rows, row_bytes = _row_group_size(parquet, file.column, group)
+            for number, (rows, chunks) in enumerate(_row_groups(parquet, file.column)):
                 if first + rows > start:
                     # By the average row of the group, so that a batch of large documents is small.
+                    row_bytes = max(sum(chunk.total_uncompressed_size for chunk in chunks) // max(rows, 1), 1)
                     batch_rows = min(max(BATCH_BYTES // row_bytes, 1), BATCH_ROWS)
-                    batches = parquet.iter_batches(
-                        batch_rows, row_groups=[group], columns=[file.column], use_threads=False
-                    )
+                    batches = parquet.iter_batches(batch_rows, [number], columns=[file.column], use_threads=False)
                     columns = (batch.column(0) for batch in batches)
                     yield from self.column.rows(columns, file, first, start, lambda row: size * row // total)
                 first += rows
 
     def ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
         with _open(file.path) as parquet:
+            # A missing column is reported when the text is read.
             groups = [
-                (parquet.metadata.row_group(group).num_rows, _column_bytes(parquet, file.column, group))
-                for group in range(parquet.num_row_groups)
+                (rows, int((chunks or [parquet.metadata.row_group(number).column(0)])[0].total_uncompressed_size))
+                for number, (rows, chunks) in enumerate(_row_groups(parquet, file.column))
             ]
         yield from group_ranges(groups, size)
 
     def range_reader(self) -> RangeReader:
-        return _GroupReader(self.column, self.kind)
+        return _GroupReader(self.column, self.kind).rows
 
     def bytes_of(self, file: InputFile, part: FileRange) -> tuple[int, int | None] | None:
         """Return the bytes of the column in the row group that has the rows."""
@@ -97,9 +96,9 @@ def _groups(file: InputFile) -> _Groups:
 def _read_groups(path: Path, column: str, stamp: tuple[int, ...]) -> _Groups:
     del stamp
     with _open(path) as parquet:
-        groups = [parquet.metadata.row_group(group) for group in range(parquet.num_row_groups)]
-        starts = list(accumulate((group.num_rows for group in groups), initial=0))
-        return _Groups(starts, [_bytes_of(_chunks(group, column)) for group in groups])
+        groups = list(_row_groups(parquet, column))
+        starts = list(accumulate((rows for rows, _ in groups), initial=0))
+        return _Groups(starts, [_bytes_of(chunks) for _, chunks in groups])
 
 
 def _bytes_of(chunks: list[Any]) -> tuple[int, int] | None:
@@ -183,9 +182,7 @@ def _check_not_joined(path: Path, metadata: Any, footer_bytes: int) -> None:
     Raises:
         DataError: it does.
     """
-    last = metadata.row_group(metadata.num_row_groups - 1) if metadata.num_row_groups else None
-    chunks = [last.column(index) for index in range(last.num_columns)] if last else []
-    _, end = _bytes_of(chunks) or (0, len(_MAGIC))
+    _, end = _last_columns(metadata) or (0, len(_MAGIC))
     left = path.stat().st_size - len(_MAGIC) - 4 - footer_bytes - end
     if left <= 0:
         return
@@ -193,26 +190,29 @@ def _check_not_joined(path: Path, metadata: Any, footer_bytes: int) -> None:
         place = 0
         while (place := content.find(_MAGIC * 2, place + 1, left + len(_MAGIC))) > 0:
             begin = place - 4 - int.from_bytes(content[place - 4 : place], "little")
-            if begin > 0 and content[begin : begin + 2] in _VERSIONS:  # a footer, not a text with these words
+            if begin > 0 and _is_footer(content[begin : place + len(_MAGIC)], begin):  # not a text with these words
                 raise DataError(f"{path}: several parquet files that were joined. Make each a file of its own.")
 
 
-def _row_group_size(parquet: pq.ParquetFile, column: str, group: int) -> tuple[int, int]:
-    """Return the rows of a row group, and the average decompressed bytes of a row in the column."""
-    metadata = parquet.metadata.row_group(group)
-    total = sum(chunk.total_uncompressed_size for chunk in _chunks(metadata, column))
-    return metadata.num_rows, max(total // max(metadata.num_rows, 1), 1)
+def _is_footer(tail: bytes, begin: int) -> bool:
+    """Return True if the end of a file is that of parquet, whose columns end before its footer begins."""
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(_MAGIC + tail))
+    except (pa.ArrowException, OSError):
+        return False
+    return (_last_columns(metadata) or (0, begin))[1] <= begin
 
 
-def _column_bytes(parquet: pq.ParquetFile, column: str, group: int) -> int:
-    """Return the decompressed bytes of a column in a row group; of the first, if there is no such column."""
-    metadata = parquet.metadata.row_group(group)
-    chunks = _chunks(metadata, column) or [metadata.column(0)]  # a missing column is reported when the text is read
-    return int(chunks[0].total_uncompressed_size)
+def _last_columns(metadata: Any) -> tuple[int, int] | None:
+    """Return the bytes of the last row group; None if there is none, or it has no columns."""
+    last = metadata.row_group(metadata.num_row_groups - 1) if metadata.num_row_groups else None
+    return _bytes_of([last.column(index) for index in range(last.num_columns)]) if last else None
 
 
-def _chunks(metadata: Any, column: str) -> list[Any]:
-    """Return the chunks of a column in a row group: those of its name, or else those nested in it, as in lists."""
-    chunks = [metadata.column(index) for index in range(metadata.num_columns)]
-    named = [chunk for chunk in chunks if chunk.path_in_schema == column]
-    return named or [chunk for chunk in chunks if chunk.path_in_schema.startswith(f"{column}.")]
+def _row_groups(parquet: pq.ParquetFile, column: str) -> Iterator[tuple[int, list[Any]]]:
+    """Yield the rows of each row group, and its chunks of a column: of its name, or else those nested in it."""
+    for group in map(parquet.metadata.row_group, range(parquet.num_row_groups)):
+        chunks = [group.column(index) for index in range(group.num_columns)]
+        named = [chunk for chunk in chunks if chunk.path_in_schema == column]
+        nested = (chunk for chunk in chunks if chunk.path_in_schema.startswith(f"{column}."))  # as in lists
+        yield group.num_rows, named or list(nested)

@@ -9,16 +9,14 @@ To add one, write a class in a file of this folder and add it here. A new kind o
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hlat.data.formats.arrow import ArrowFormat
+from hlat.data.formats.arrow import ArrowFormat, HuggingFaceFormat
 from hlat.data.formats.base import FileFormat
 from hlat.data.formats.csv_table import CsvFormat, TsvFormat
-from hlat.data.formats.hf_dataset import HuggingFaceFormat
-from hlat.data.formats.json_lines import JsonLinesFormat
 from hlat.data.formats.megatron import MegatronFormat
 from hlat.data.formats.parquet import ParquetFormat
 from hlat.data.formats.rows import COLUMN_KINDS, TEXT_COLUMN, ColumnKind
 from hlat.data.formats.streams import COMPRESSED_ENDINGS
-from hlat.data.formats.text import TextFormat
+from hlat.data.formats.text import JsonLinesFormat, TextFormat
 from hlat.runtime.errors import DataError
 
 DEFAULT = TextFormat()  # the format of files with an ending that is not known

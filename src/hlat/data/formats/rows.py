@@ -151,6 +151,9 @@ class ColumnKind(ABC):
     field: ClassVar[str]  # field of data and data.sources that names the column
     holds_tokens: ClassVar[bool]  # True if the values are token ids
     name_suffix: ClassVar[str]  # end of the names of formats that read such columns
+    meaning: ClassVar[str]  # words of messages for its values,
+    types: ClassVar[str]  # for types of usual columns,
+    cast: ClassVar[str]  # and for the column that a file has not
 
     @property
     def remedy(self) -> str:
@@ -164,8 +167,12 @@ class ColumnKind(ABC):
             raise DataError(f"{file.path}: {same_columns(file.column, count)}")
         found = schema.field(file.column).type
         if not self.is_readable(found):
-            fitting = [field.name for field in schema if self.is_usual(field.type)]
-            raise DataError(f"{file.path}: column {file.column!r} holds {found}, {self.wrong_type(fitting)}")
+            fitting = ", ".join(field.name for field in schema if self.is_usual(field.type))
+            other = f"Set data.{self.field} to a column of {self.types} ({fitting})."
+            cast = f"Cast it to {self.cast}, or leave the file out."
+            raise DataError(
+                f"{file.path}: column {file.column!r} holds {found}, not {self.meaning}. {other if fitting else cast}"
+            )
 
     @abstractmethod
     def is_readable(self, column_type: pa.DataType) -> bool:
@@ -174,10 +181,6 @@ class ColumnKind(ABC):
     @abstractmethod
     def is_usual(self, column_type: pa.DataType) -> bool:
         """Return True if a message should suggest columns of a type."""
-
-    @abstractmethod
-    def wrong_type(self, fitting: list[str]) -> str:
-        """Describe what a column should hold; ``fitting`` are the columns that hold it."""
 
     @abstractmethod
     def convert(self, values: Any, file: InputFile) -> Iterable[Content | RowError | None]:
@@ -213,6 +216,7 @@ class TextColumn(ColumnKind):
     field = "text_column"
     holds_tokens = False
     name_suffix = ""
+    meaning, types, cast = "text", "strings", "a column of strings (this file has none)"
 
     def is_readable(self, column_type: pa.DataType) -> bool:
         value = column_type.value_type if pa.types.is_dictionary(column_type) else column_type
@@ -222,11 +226,6 @@ class TextColumn(ColumnKind):
 
     def is_usual(self, column_type: pa.DataType) -> bool:
         return bool(pa.types.is_string(column_type) or pa.types.is_large_string(column_type))
-
-    def wrong_type(self, fitting: list[str]) -> str:
-        if not fitting:
-            return "not text. Cast it to a column of strings (this file has none), or leave the file out."
-        return f"not text. Set data.text_column to a column of strings ({', '.join(fitting)})."
 
     def convert(self, values: Any, file: InputFile) -> Iterable[Content | RowError | None]:
         del file
@@ -297,6 +296,7 @@ class TokensColumn(ColumnKind):
     field = "tokens_column"
     holds_tokens = True
     name_suffix = "-tokens"
+    meaning, types, cast = "lists of token ids", "lists of integers", "lists of integers (no column has them)"
 
     def is_readable(self, column_type: pa.DataType) -> bool:
         types = pa.types
@@ -306,12 +306,6 @@ class TokensColumn(ColumnKind):
 
     def is_usual(self, column_type: pa.DataType) -> bool:
         return _is_list(column_type) and bool(pa.types.is_integer(column_type.value_type))
-
-    def wrong_type(self, fitting: list[str]) -> str:
-        if not fitting:
-            return "not lists of token ids. Cast it to lists of integers (no column has them), or leave the file out."
-        columns = ", ".join(fitting)
-        return f"not lists of token ids. Set data.tokens_column to a column of lists of integers ({columns})."
 
     def convert(self, values: Any, file: InputFile) -> Iterator[Content | RowError | None]:
         for value in values:

@@ -84,33 +84,31 @@ BOM = b"\xef\xbb\xbf"
 _READ_BYTES = 1 << 16
 
 
-class TextLine(NamedTuple):
-    """A line that is not blank, or the beginning of a line that is too long."""
+class Record(NamedTuple):
+    """A line that is not blank, or a record of several lines; of one that is too long only the beginning."""
 
-    number: int  # line number from 1; blank lines count
-    offset: int  # byte of the stream at which the line begins
-    content: bytes  # bytes of the line with its newline; of a longer line the first ``MAX_LINE_BYTES`` + 1 bytes
-
-    @property
-    def end(self) -> int:
-        """Offset in the stream of the byte after ``content``."""
-        return self.offset + len(self.content)
+    line: int  # number of its first line, from 1; blank lines count
+    offset: int  # byte of the stream at which it begins
+    end: int  # byte of the stream after it, as far as it was read
+    content: bytes  # its bytes with its line end; of a longer record the first ``MAX_LINE_BYTES`` + 1 bytes
+    is_closed: bool = True  # False if the stream ends within a quoted field of it
 
     @property
     def is_too_long(self) -> bool:
-        """True if ``content`` is only the beginning of the line."""
+        """True if ``content`` is only the beginning of the record."""
         return len(self.content) > MAX_LINE_BYTES
 
 
-def iter_lines(stream: Stream, number: int = 0, offset: int = 0) -> Iterator[TextLine]:
-    """Yield the lines that are not blank; ``number`` lines and ``offset`` bytes precede the position."""
+def iter_lines(stream: Stream, offset: int = 0) -> Iterator[Record]:
+    """Yield the lines that are not blank; ``offset`` bytes precede the position."""
+    number = 0
     while content := stream.readline(MAX_LINE_BYTES + 1):
         number += 1
         if content.isspace() and len(content) <= MAX_LINE_BYTES:
             blank, skipped = skip_blank(stream)
             number, offset = number + blank, offset + len(content) + skipped
             continue
-        yield TextLine(number, offset, content)
+        yield Record(number, offset, offset + len(content), content)
         offset += len(content)
         rest = len(content) > MAX_LINE_BYTES and not content.endswith(b"\n")
         del content  # frees memory before more is read

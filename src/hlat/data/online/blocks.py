@@ -165,7 +165,7 @@ class BlockReader:
             return file.format.documents(opened, row)
         if file.format.name not in self._readers:
             self._readers[file.format.name] = file.format.range_reader()
-        return self._readers[file.format.name].rows(opened, block.part, row)
+        return self._readers[file.format.name](opened, block.part, row)
 
 
 _REPORTED_ROWS = 20  # bad rows reported one by one, and remembered, so that none is reported again an epoch later

@@ -25,6 +25,7 @@ from hlat.data.prepared.prepared_folder import PreparedData
 from hlat.data.samples.order import is_weighted, phase_weights
 from hlat.data.samples.packing import NO_LABEL
 from hlat.data.samples.training_data import Batch
+from hlat.data.source_file import stat_of
 from hlat.model import IGNORED
 from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import DataError
@@ -75,17 +76,14 @@ def _current_identity(source: SourceRecord) -> FileIdentity:
     kind = source.format.name, source.column
     if is_url(source.path):
         return source.path, *kind, source.bytes, source.mtime_ns, source.etag
-    try:
-        stat = Path(source.path).stat()
-    except OSError as error:
-        raise DataError(f"{source.path}: cannot be read: {error.strerror}") from error
-    if stat.st_size != source.bytes:
+    size, mtime_ns = stat_of(Path(source.path))
+    if size != source.bytes:
         raise DataError(
-            f"{source.path}: has {stat.st_size:,} bytes, had {source.bytes:,} when this data was prepared. Restore the "
+            f"{source.path}: has {size:,} bytes, had {source.bytes:,} when this data was prepared. Restore the "
             "file, or start a new run with another run.dir."
         )
     # The time of now: a file may be moved or touched between runs, but must not change during training.
-    return source.path, *kind, stat.st_size, stat.st_mtime_ns, ""
+    return source.path, *kind, size, mtime_ns, ""
 
 
 def _weighted_sources(config: DataConfig, counts: list[int], seed: int) -> list[SourcePlan]:

@@ -1,5 +1,6 @@
-"""One-time preparation of online data: tokenizer, validation split, block index.
+"""Prepare the data of a recipe; of online data once: tokenizer, validation split, block index.
 
+    recipe --data.mode--> all of its tokens (hlat.data.prepare), or:
     files --sampled hashes--> identity of the corpus --> tokenizer, given or trained
           --blocks------------------------> blocks.npy
           --documents of some blocks------> validation tokens
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hlat.config import DataConfig
+from hlat.config import DataConfig, Recipe
 from hlat.data.corpus_files import describe_corpus_changes, list_files
 from hlat.data.documents import (
     Content,
@@ -47,31 +48,27 @@ from hlat.data.online.blocks import (
     choose_block_bytes,
     split_file,
 )
-from hlat.data.prepare.corpus import Corpus, SplitPlan, make_tokenizer
-from hlat.data.prepare.preparation import folder_lock, ignore_progress, resolve_output_folder
+from hlat.data.prepare.corpus import Corpus, ProgressCallback, SplitPlan, make_tokenizer
+from hlat.data.prepare.preparation import folder_lock, ignore_progress, prepare, resolve_output_folder
+from hlat.data.prepare.staging import complete_folder
 from hlat.data.prepared.manifest import (
     BLOCKS_FILE,
-    FORMAT_VERSION,
     TOKENIZER_FOLDER,
     BlocksRecord,
-    DataManifest,
     ShardRecord,
     SourceRecord,
     SourceTokens,
     SplitRecord,
-    content_fingerprint,
     documents_file,
     read_data_manifest,
     shard_file,
-    write_data_manifest,
 )
 from hlat.data.prepared.prepared_folder import PreparedData, check_settings, current_settings, open_prepared
-from hlat.data.prepared.settings import recipe_locations
 from hlat.data.prepared.shards import token_dtype
 from hlat.data.samples.order import permute
 from hlat.data.source_file import SourceFile
 from hlat.data.source_listing import check_first_bytes, doubts
-from hlat.data.stores.local_files import convert_disk_errors
+from hlat.data.stores.local_files import as_data_error, convert_disk_errors
 from hlat.data.tokenizers.base import TokenIdArray, Tokenizer
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.local_files import sync_to_disk, write_atomic
@@ -153,13 +150,10 @@ def _with_sampled_hash(file: SourceFile) -> SourceFile:
         # A hash of a remote file's version in the store: its content would have to be fetched.
         digest.update((file.etag or str(file.mtime_ns)).encode())
         return replace(file, sha256=digest.hexdigest())
-    try:
-        with Path(file.path).open("rb") as stream:
-            for position in (0, (file.size - _HASHED_BYTES) // 2, file.size - _HASHED_BYTES):
-                stream.seek(max(position, 0))
-                digest.update(stream.read(_HASHED_BYTES))
-    except OSError as error:
-        raise DataError(f"{file.path}: cannot be read: {error.strerror}") from error
+    with as_data_error(file.path), Path(file.path).open("rb") as stream:
+        for position in (0, (file.size - _HASHED_BYTES) // 2, file.size - _HASHED_BYTES):
+            stream.seek(max(position, 0))
+            digest.update(stream.read(_HASHED_BYTES))
     return replace(file, sha256=digest.hexdigest())
 
 
@@ -180,8 +174,7 @@ class _OnlinePreparation:
         progress: Callable[[str, int, int], None],
     ) -> None:
         self._config, self._folder, self._progress = config, folder, progress
-        self._records = [SourceRecord.from_file(file) for file in files]
-        self._files = [_without_hash(file) for file in files]
+        self._listed, self._files = files, [_without_hash(file) for file in files]
         self._wanted = validation_tokens
         share = config.validation.fraction if config.validation.path is None else 0.0
         self._below = hash_threshold(share)
@@ -201,35 +194,9 @@ class _OnlinePreparation:
             "train": self._write_split("train", [], dtype, 0),
             "validation": self._validation(blocks, tokenizer, dtype),
         }
-        manifest = DataManifest.model_validate(
-            {
-                "format_version": FORMAT_VERSION,
-                "fingerprint": content_fingerprint(
-                    tokenizer.sha256,
-                    dtype,
-                    splits,  # type: ignore[arg-type]
-                    self._records,
-                    record,
-                ),
-                "dtype": dtype,
-                "vocab_size": tokenizer.vocab_size,
-                "eos_id": tokenizer.eos_id,
-                "bos_id": tokenizer.bos_id,
-                "tokenizer_sha256": tokenizer.sha256,
-                "splits": splits,
-                "rows": [],
-                "quarantine": None,
-                "notes": [*notes, *doubts(self._files)],
-                "settings": settings,
-                "places": recipe_locations(self._config),
-                "sources": self._records,
-                "blocks": record,
-            }
-        )
-        sync_to_disk(self._folder)
-        # The manifest makes the folder prepared data, so all other files are on disk before it.
-        write_data_manifest(self._folder, manifest)
-        sync_to_disk(self._folder)
+        notes += doubts(self._files)
+        found = {"splits": splits, "rows": [], "quarantine": None, "notes": notes, "blocks": record}
+        complete_folder(self._folder, self._config, settings, self._listed, tokenizer, found)
 
     def _blocks(self) -> tuple[list[FileBlock], list[int]]:
         """Return the blocks of all training files, and the number of blocks of each source."""
@@ -315,3 +282,59 @@ class _OnlinePreparation:
 
 def _documents(rows: Iterator[Row]) -> Iterator[Content]:
     yield from (row.content for row in rows if row.content is not None and len(row.content))
+
+
+def prepare_recipe_data(
+    recipe: Recipe, *, workers: int | None = None, progress: ProgressCallback | None = None
+) -> PreparedData:
+    """Prepare the data of a recipe in its data.mode; return at once if this has been done before.
+
+    ``workers`` counts for the mode "prepared" only; None for data.workers, or one per core. In the mode "online" the
+    result has the tokenizer, the validation tokens and the block index. DataError if the corpus or tokenizer cannot be
+    used or the folder contains other data, StorageError if the disk refuses.
+    """
+    data = recipe.data
+    if data.mode == "prepared":
+        return prepare(data, recipe.prepared_dir, workers=workers, progress=progress)
+    sequences = recipe.evaluation.sequences
+    # One more, the label of the last input.
+    validation_tokens = None if sequences is None else sequences * data.sequence_length + 1
+    return prepare_online(data, recipe.prepared_dir, validation_tokens, progress)
+
+
+def prepare_validation_sets(
+    recipe: Recipe, prepared: PreparedData, *, progress: ProgressCallback | None = None
+) -> None:
+    """Prepare the sets of ``evaluation.sets`` in the run's folder; return at once if this has been done before.
+
+    They share the tokenizer and the columns of ``prepared``. DataError if a set cannot be used or its folder contains
+    other data, StorageError if the disk refused the write.
+    """
+    model = prepared.tokenizer_dir / "tokenizer.model"  # as ``load_saved``, which prefers the model
+    tokenizer = str(model if model.is_file() else prepared.tokenizer_dir)
+    for name, path in recipe.evaluation.sets.items():
+        data = DataConfig.model_validate(
+            {
+                "path": path,
+                "text_column": recipe.data.text_column,
+                "tokens_column": recipe.data.tokens_column,
+                "tokenizer": {"path": tokenizer, "eos_token": prepared.tokenizer.eos_token},
+                "validation": {"fraction": 0},  # all of a set is in its training split
+                "sequence_length": recipe.data.sequence_length,
+            }
+        )
+        prepare(data, _set_folder(recipe, name), workers=1, progress=progress)
+
+
+def open_validation_sets(recipe: Recipe, *, compare: bool = True) -> dict[str, PreparedData]:
+    """Open the prepared sets of ``evaluation.sets``, by name; DataError if one is missing or damaged."""
+    folders = {name: _set_folder(recipe, name) for name in recipe.evaluation.sets}
+    opened = {name: open_prepared(folder).for_run(folder) for name, folder in folders.items()}
+    # One process of each machine compares checksums: all would read the same files.
+    for prepared in opened.values() if compare else ():
+        prepared.check_before_training()
+    return opened
+
+
+def _set_folder(recipe: Recipe, name: str) -> Path:
+    return recipe.run_dir / "validation" / name

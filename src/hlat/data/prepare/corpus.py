@@ -37,6 +37,7 @@ from hlat.data.formats.rows import RowError
 from hlat.data.prepare.work_units import CorpusPosition, UnitIndex, UnitSpan, WorkUnit
 from hlat.data.prepared.bad_rows import BadRowCounter
 from hlat.data.source_file import SourceFile, read_beginnings
+from hlat.data.source_listing import more
 from hlat.data.stores.fetching import prefetch_in_order
 from hlat.data.stores.local_files import checksum_matches, with_checksum
 from hlat.data.tokenizers.base import Tokenizer
@@ -77,10 +78,6 @@ class Corpus:
     def bytes(self) -> int:
         """Size in bytes of the files to read."""
         return sum(self.files[index].size for index in self.file_range)
-
-    @property
-    def with_all_files(self) -> "Corpus":
-        return replace(self, file_range=range(len(self.files)))
 
     def new_bad_row_counter(self) -> BadRowCounter:
         return BadRowCounter(self.unreadable_rows, self.files)
@@ -160,10 +157,12 @@ def unfinished_units(
         index = finished(number)
         if index is None:
             rows = rows or _Peekable(read_rows(corpus, position))
-            builder = _UnitBuilder(corpus.files, rows.head.file if rows.head else position.file)
-            builder.fill(rows, bad_rows, unit_bytes)
-            span = builder.span(number, rows.head is None)
-            yield builder.unit(span, plan.split_rule(builder.file, characters[span.source]))
+            first = CorpusPosition(rows.head.file, rows.head.row) if rows.head else CorpusPosition(position.file)
+            file = corpus.files[first.file]
+            span = UnitSpan(number, first, source=file.source)
+            documents = _take_documents(corpus, rows, span, bad_rows, unit_bytes)
+            rule, where = plan.split_rule(file, characters[span.source]), f"{file.path}, from row {first.row}"
+            yield WorkUnit(span, rule, documents, file.format.holds_tokens, where)
         else:
             # Reading goes on after the finished units: they are skipped without being read.
             rows, span = None, index.span
@@ -180,68 +179,38 @@ class _Peekable:
 
     def __init__(self, rows: Iterator[CorpusRow]) -> None:
         self._rows = rows
-        self.head: CorpusRow | None = next(rows, None)
+        self.advance()
 
-    def take(self) -> CorpusRow:
-        assert self.head is not None
-        head, self.head = self.head, next(self._rows, None)
-        return head
+    def advance(self) -> None:
+        self.head = next(self._rows, None)
 
 
-class _UnitBuilder:
-    """A unit under construction; ``file`` is its first file."""
-
-    def __init__(self, files: list[SourceFile], first: int) -> None:
-        self._files, self.file = files, files[first]
-        self._next = CorpusPosition(first)
-        self._from_row = 0
-        self._documents: list[bytes] = []
-        self._unreadable: list[BadRow] = []
-        self._bytes = self._characters = self._rows = self._nulls = self._empty = self._position = 0
-
-    def fill(self, rows: _Peekable, bad_rows: BadRowCounter, unit_bytes: int) -> None:
-        """Take rows of one source until there is enough text."""
-        self._from_row = rows.head.row if rows.head else 0
-        while (
-            self._bytes < unit_bytes
-            and self._rows < _UNIT_ROWS
-            and rows.head is not None
-            # Tokens of a source are contiguous in the shards, so no unit has documents of two.
-            and self._files[rows.head.file].source == self.file.source
-        ):
-            row = rows.take()
-            bad_rows.add(1, row.unreadable(1))
-            self._add(row)
-
-    def _add(self, row: CorpusRow) -> None:
-        self._next, self._position = CorpusPosition(row.file, row.row + 1), row.position
-        self._rows += 1
-        self._unreadable += row.unreadable(self._rows)
+def _take_documents(
+    corpus: Corpus, rows: _Peekable, span: UnitSpan, bad_rows: BadRowCounter, unit_bytes: int
+) -> list[bytes]:
+    """Take rows of the unit's source until there is enough text; count them in ``span``."""
+    documents, size = list[bytes](), 0
+    while (
+        size < unit_bytes
+        and span.rows < _UNIT_ROWS
+        and (row := rows.head) is not None
+        # Tokens of a source are contiguous in the shards, so no unit has documents of two.
+        and corpus.files[row.file].source == span.source
+    ):
+        rows.advance()
+        bad_rows.add(1, row.unreadable(1))
+        span.next, span.position = CorpusPosition(row.file, row.row + 1), row.position
+        span.rows += 1
+        span.unreadable += row.unreadable(span.rows)
         if row.content is not None and len(row.content):
-            self._documents.append(content_bytes(row.content))
-            self._bytes += len(self._documents[-1])
-            self._characters += len(row.content)
+            documents.append(content_bytes(row.content))
+            size += len(documents[-1])
+            span.characters += len(row.content)
         elif row.error is None:
-            self._nulls += row.content is None
-            self._empty += row.content is not None
-
-    def span(self, number: int, last: bool) -> UnitSpan:
-        return UnitSpan(
-            number=number,
-            next=self._next,
-            last=last,
-            source=self.file.source,
-            characters=self._characters,
-            rows=self._rows,
-            null_rows=self._nulls,
-            empty_documents=self._empty,
-            unreadable=self._unreadable,
-            position=self._position,
-        )
-
-    def unit(self, span: UnitSpan, split_rule: SplitRule) -> WorkUnit:
-        where = f"{self.file.path}, from row {self._from_row}"
-        return WorkUnit(span, split_rule, self._documents, self.file.format.holds_tokens, where)
+            span.null_rows += row.content is None
+            span.empty_documents += row.content is not None
+    span.last = rows.head is None
+    return documents
 
 
 # Called with the stage (hash, measure, sample, tokenize, merge or verify), the bytes done, and the bytes in total. The
@@ -266,7 +235,10 @@ def plan_split(config: DataConfig, corpus: Corpus, stored: Path, progress: Progr
         return SplitPlan(validation.fraction)
     characters_of = _counted_before(stored)
     if characters_of is None:
-        characters_of = _characters_of_files(corpus.with_all_files, progress)
+        characters_of = [0] * len(corpus.files)
+        whole = replace(corpus, file_range=range(len(corpus.files)))
+        for row in read_with_progress(whole, partial(progress, "measure")):
+            characters_of[row.file] += 0 if row.content is None else len(row.content)
         write_atomic(stored, json.dumps(with_checksum({_CHARACTERS: characters_of})).encode())
     counts, before = defaultdict[int, int](int), dict[int, int]()
     for index, characters in enumerate(characters_of):
@@ -289,16 +261,9 @@ def _counted_before(stored: Path) -> list[int] | None:
 def vocabulary_of_given_tokenizer(config: DataConfig) -> Vocabulary | None:
     """Return the vocabulary of the recipe's tokenizer; None if it is to be trained."""
     settings = config.tokenizer
-    return (
-        None if settings.path is None else Vocabulary.from_tokenizer(load_tokenizer(settings.path, settings.eos_token))
-    )
-
-
-def _characters_of_files(corpus: Corpus, progress: ProgressCallback) -> list[int]:
-    counts = [0] * len(corpus.files)
-    for document in read_with_progress(corpus, partial(progress, "measure")):
-        counts[document.file] += 0 if document.content is None else len(document.content)
-    return counts
+    if settings.path is None:
+        return None
+    return Vocabulary.from_tokenizer(load_tokenizer(settings.path, settings.eos_token))
 
 
 def make_tokenizer(
@@ -364,8 +329,7 @@ def _counted(texts: Iterator[tuple[Split, str]], counts: dict[Split, int]) -> It
 def refuse_empty_split(config: DataConfig, corpus: Corpus, counts: dict[Split, int], undo: str = "") -> None:
     """Raise DataError if a split that the recipe wants has no text; ``undo`` ends the message."""
     if counts["train"] == 0:
-        others = f" and {len(corpus.files) - 1} more" if len(corpus.files) > 1 else ""
-        raise DataError(f"{corpus.files[0].path}{others}: no text for training: {_WHY_NO_TEXT}")
+        raise DataError(f"{corpus.files[0].path}{more(corpus.files)}: no text for training: {_WHY_NO_TEXT}")
     validation = config.validation
     if counts["validation"] > 0 or (validation.path is None and validation.fraction == 0):
         return

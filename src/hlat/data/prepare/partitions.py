@@ -39,6 +39,7 @@ from hlat.data.prepare.corpus import (
 from hlat.data.prepare.preparation import folder_lock, ignore_progress, resolve_output_folder, tokenize_units
 from hlat.data.prepare.staging import PARTIAL, StagingFolder, UnitMerger, complete_staging, load_hashes, publish
 from hlat.data.prepare.work_units import index_file, read_index
+from hlat.data.prepared.consistency import content_settings, setting_differences
 from hlat.data.prepared.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
@@ -52,7 +53,6 @@ from hlat.data.prepared.manifest import (
     write_record,
 )
 from hlat.data.prepared.prepared_folder import PreparedData, check_settings, open_prepared
-from hlat.data.prepared.settings import content_settings, setting_differences
 from hlat.data.prepared.shards import token_dtype
 from hlat.data.source_file import SourceFile
 from hlat.data.source_listing import SourceNotFoundError, check_first_bytes
@@ -130,7 +130,7 @@ def prepare_partition(
         )
     folder, report = resolve_output_folder(out_dir), progress or ignore_progress
     settings = content_settings(config)
-    key = _staging_key(settings, part, parts)
+    key = _part_key(part, parts) | settings
     try:
         files = list_files(config, folder)
     except SourceNotFoundError as error:
@@ -152,12 +152,10 @@ def prepare_partition(
             if done is not None:
                 _refuse_other_partition(folder, done, key, files)
                 return done
-            staging = StagingFolder(folder)
-            staging.claim(key, files)
+            staging = StagingFolder(folder, config, settings, report, workers or config.workers)
+            staging.claim(files, _part_key(part, parts))
             corpus = Corpus(files, file_range, config.unreadable_rows, vocabulary_of_given_tokenizer(config))
-            record = _build_partition(
-                config, corpus, settings, (part, parts), staging, workers or config.workers, report
-            )
+            record = _build_partition(staging, corpus, part, parts)
             staging.root.rename(folder / FINISHED)
             sync_to_disk(folder)
             shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
@@ -174,9 +172,8 @@ def _finished_without_corpus(
     # unnoticed.
     begins = (_WILDCARD.split(local_path(path))[0] for path in paths)
     places = tuple(begin if is_url(begin) else str(Path(begin)) for begin in begins)
-    if _staging_key(done.settings, done.part, done.parts) != key or not all(
-        file.path.startswith(places) for file in done.files
-    ):
+    is_same = _part_key(done.part, done.parts) | done.settings == key
+    if not is_same or not all(file.path.startswith(places) for file in done.files):
         raise error
     _LOG.warning("%s So the corpus was not compared: the finished part in %s is used without it.", error, folder)
     return done
@@ -237,8 +234,8 @@ def train_tokenizer(config: DataConfig, folder: str | Path, progress: ProgressCa
     return tokenizer
 
 
-def _staging_key(settings: dict[str, object], part: int, parts: int) -> dict[str, object]:
-    return {"--part": f"{part}/{parts}", **settings}
+def _part_key(part: int, parts: int) -> dict[str, object]:
+    return {"--part": f"{part}/{parts}"}
 
 
 def _refuse_other_partition(
@@ -246,10 +243,8 @@ def _refuse_other_partition(
 ) -> None:
     """Raise DataError if a finished partition is of other settings or other files."""
     before = [(record.path, record.content) for record in done.files]
-    found = setting_differences(_staging_key(done.settings, done.part, done.parts), key) + describe_corpus_changes(
-        before, files
-    )
-    if found:
+    found = setting_differences(_part_key(done.part, done.parts) | done.settings, key)
+    if found := found + describe_corpus_changes(before, files):
         listed = "".join(f"\n  {reason}" for reason in found)
         raise DataError(
             f"{folder}: holds a part prepared with other settings or files:{listed}\nUse another folder, or delete "
@@ -257,25 +252,17 @@ def _refuse_other_partition(
         )
 
 
-def _build_partition(
-    config: DataConfig,
-    corpus: Corpus,
-    settings: dict[str, object],
-    numbers: tuple[int, int],
-    staging: StagingFolder,
-    workers: int | None,
-    progress: ProgressCallback,
-) -> PartitionRecord:
+def _build_partition(staging: StagingFolder, corpus: Corpus, part: int, parts: int) -> PartitionRecord:
     """Tokenize all units of a partition, and write its record, in the staging folder."""
-    plan = plan_split(config, corpus, staging.characters, progress)
-    tokenizer, _ = make_tokenizer(config, corpus, plan, staging.out / TOKENIZER_FOLDER, progress)
+    plan = plan_split(staging.config, corpus, staging.characters, staging.report)
+    tokenizer, _ = make_tokenizer(staging.config, corpus, plan, staging.out / TOKENIZER_FOLDER, staging.report)
     finished = _FinishedUnits(staging.units)
-    tokenize_units(corpus, plan, staging, token_dtype(tokenizer.vocab_size), workers, progress, finished.update)
+    tokenize_units(staging, corpus, plan, token_dtype(tokenizer.vocab_size), finished.update)
     record = PartitionRecord(
         format_version=FORMAT_VERSION,
-        part=numbers[0],
-        parts=numbers[1],
-        settings=settings,
+        part=part,
+        parts=parts,
+        settings=staging.settings,
         files=[SourceRecord.from_file(file) for file in corpus.files],
         first=corpus.file_range.start,
         stop=corpus.file_range.stop,
@@ -345,10 +332,10 @@ def merge_partition_folders(
                 before = [(record.path, record.content) for record in manifest.sources]
                 check_settings(folder, manifest, config, describe_corpus_changes(before, files))
                 return open_prepared(folder)
-            staging = StagingFolder(folder)
-            staging.claim(settings, files)
+            staging = StagingFolder(folder, config, settings, report)
+            staging.claim(files)
             if not (staging.out / MANIFEST_FILE).exists():
-                _merge_partitions(config, partitions, files, settings, staging, report)
+                _merge_partitions(staging, partitions, files)
             publish(staging)
     return open_prepared(folder, config)
 
@@ -436,15 +423,9 @@ def _outline_difference(outline: list[list[str | int]], expected: list[list[str 
     return f"file {number} of {len(outline)} has {size} bytes, not {expected_size}, or is of another type"
 
 
-def _merge_partitions(
-    config: DataConfig,
-    partitions: list[FinishedPartition],
-    files: list[SourceFile],
-    settings: dict[str, object],
-    staging: StagingFolder,
-    progress: ProgressCallback,
-) -> None:
+def _merge_partitions(staging: StagingFolder, partitions: list[FinishedPartition], files: list[SourceFile]) -> None:
     """Merge the units of all partitions and write the complete result into the staging folder."""
+    config, progress = staging.config, staging.report
     corpus = Corpus(files, range(len(files)), config.unreadable_rows)
     tokenizer, notes = make_tokenizer(config, corpus, SplitPlan(0.0), staging.out / TOKENIZER_FOLDER, progress)
     bad_rows, done = corpus.new_bad_row_counter(), 0
@@ -461,4 +442,4 @@ def _merge_partitions(
         bad_rows.finish()
         progress("merge", corpus.bytes, corpus.bytes)
         refuse_empty_split(config, corpus, merger.document_counts(), undo=", and prepare all parts again")
-        complete_staging(staging, config, settings, files, tokenizer, merger, notes)
+        complete_staging(staging, files, tokenizer, merger, notes)

@@ -42,9 +42,9 @@ from hlat.data.prepare.staging import (
 )
 from hlat.data.prepare.work_units import read_index
 from hlat.data.prepare.worker import WorkerPool
+from hlat.data.prepared.consistency import recipe_locations
 from hlat.data.prepared.manifest import MANIFEST_FILE, TOKENIZER_FOLDER, DataManifest, read_data_manifest
 from hlat.data.prepared.prepared_folder import PreparedData, check_settings, current_settings, open_prepared
-from hlat.data.prepared.settings import recipe_locations
 from hlat.data.prepared.shards import token_dtype
 from hlat.data.source_file import SourceFile
 from hlat.data.source_listing import SourceNotFoundError, check_first_bytes
@@ -102,10 +102,10 @@ def prepare(
                 shutil.rmtree(folder / PARTIAL, ignore_errors=True)
                 shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
                 return _with_note(open_prepared(folder), note)
-            staging = StagingFolder(folder)
-            staging.claim(settings, files)
+            staging = StagingFolder(folder, config, settings, report, workers or config.workers)
+            staging.claim(files)
             if not (staging.out / MANIFEST_FILE).exists():
-                _build(config, files, settings, staging, workers, report)
+                _build(staging, files)
             publish(staging)  # also where an earlier run was interrupted after its manifest was written
             # This cache belongs to the folder alone; data.cache_dir is for sharing.
             shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
@@ -145,17 +145,11 @@ def _with_note(prepared: PreparedData, note: str) -> PreparedData:
     return replace(prepared, manifest=prepared.manifest.model_copy(update={"notes": notes}))
 
 
-def _build(
-    config: DataConfig,
-    files: list[SourceFile],
-    settings: dict[str, object],
-    staging: StagingFolder,
-    workers: int | None,
-    progress: ProgressCallback,
-) -> None:
+def _build(staging: StagingFolder, files: list[SourceFile]) -> None:
+    config = staging.config
     corpus = Corpus(files, range(len(files)), config.unreadable_rows, vocabulary_of_given_tokenizer(config))
-    plan = plan_split(config, corpus, staging.characters, progress)
-    tokenizer, notes = make_tokenizer(config, corpus, plan, staging.out / TOKENIZER_FOLDER, progress)
+    plan = plan_split(config, corpus, staging.characters, staging.report)
+    tokenizer, notes = make_tokenizer(config, corpus, plan, staging.out / TOKENIZER_FOLDER, staging.report)
     dtype = token_dtype(tokenizer.vocab_size)
     with UnitMerger(config, files, staging.out, dtype) as merger:
 
@@ -163,31 +157,25 @@ def _build(
             merger.add_finished_units(staging.units)
             return merger.position
 
-        tokenize_units(corpus, plan, staging, dtype, workers or config.workers, progress, merge_finished)
+        tokenize_units(staging, corpus, plan, dtype, merge_finished)
         refuse_empty_split(config, corpus, merger.document_counts(), undo=f", after deleting {staging.root}")
-        complete_staging(staging, config, settings, files, tokenizer, merger, notes)
+        complete_staging(staging, files, tokenizer, merger, notes)
 
 
 def tokenize_units(
-    corpus: Corpus,
-    plan: SplitPlan,
-    staging: StagingFolder,
-    dtype: str,
-    workers: int | None,
-    progress: ProgressCallback,
-    on_finished: Callable[[], int],
+    staging: StagingFolder, corpus: Corpus, plan: SplitPlan, dtype: str, on_finished: Callable[[], int]
 ) -> None:
     """Tokenize all units that are not finished yet.
 
     ``on_finished`` is called after units have been finished, and once before and after all; it returns the bytes done.
     """
     pending = unfinished_units(corpus, plan, _choose_unit_bytes(corpus.bytes), partial(read_index, staging.units))
-    with WorkerPool(workers or _cores(), staging.out / TOKENIZER_FOLDER, staging.units, dtype) as pool:
-        progress("tokenize", on_finished(), corpus.bytes)
+    with WorkerPool(staging.workers or _cores(), staging.out / TOKENIZER_FOLDER, staging.units, dtype) as pool:
+        staging.report("tokenize", on_finished(), corpus.bytes)
         for _ in pool.run(pending):
-            progress("tokenize", on_finished(), corpus.bytes)
+            staging.report("tokenize", on_finished(), corpus.bytes)
     on_finished()
-    progress("tokenize", corpus.bytes, corpus.bytes)
+    staging.report("tokenize", corpus.bytes, corpus.bytes)
 
 
 def _choose_unit_bytes(total: int) -> int:

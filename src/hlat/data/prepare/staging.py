@@ -19,26 +19,28 @@ those of files that were touched, copied or moved since.
 
 import json
 import shutil
+from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hlat.config import DataConfig
-from hlat.data.corpus_files import describe_corpus_changes
+from hlat.data.corpus_files import describe_corpus_changes, numbered_sources
 from hlat.data.documents import SPLITS, Split
+from hlat.data.prepare.corpus import ProgressCallback
 from hlat.data.prepare.work_units import (
     Bools,
     DuplicateFinder,
     SplitIndex,
     UnitIndex,
-    UnitSpan,
     read_index,
     tokens_file,
 )
 from hlat.data.prepared.bad_rows import QuarantineWriter
+from hlat.data.prepared.consistency import recipe_locations, setting_differences
 from hlat.data.prepared.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
@@ -55,7 +57,6 @@ from hlat.data.prepared.manifest import (
     documents_file,
     write_data_manifest,
 )
-from hlat.data.prepared.settings import recipe_locations, recipe_source_names, setting_differences
 from hlat.data.prepared.shards import CHECKSUM_SUFFIX, BoundaryWriter, ShardWriter, token_dtype
 from hlat.data.source_file import SourceFile, Stamp
 from hlat.data.source_listing import doubts
@@ -101,9 +102,13 @@ _KEY_FILE = "key.json"
 
 @dataclass(frozen=True)
 class StagingFolder:
-    """The staging folder inside the output folder, where interrupted work is resumed."""
+    """The staging folder inside the output folder, where interrupted work is resumed, and what is made in it."""
 
     folder: Path  # the output folder
+    config: DataConfig
+    settings: dict[str, Any]  # see ``content_settings``
+    report: ProgressCallback
+    workers: int | None = None  # processes; None for one per core
 
     @property
     def root(self) -> Path:
@@ -121,8 +126,9 @@ class StagingFolder:
     def out(self) -> Path:
         return self.root / "out"
 
-    def claim(self, settings: dict[str, Any], files: list[SourceFile]) -> None:
+    def claim(self, files: list[SourceFile], part: dict[str, Any] | None = None) -> None:
         """Prepare the folder, keeping work of the same preparation; DataError for finished work of another."""
+        settings = {**(part or {}), **self.settings}
         if not self._can_resume(settings, files):
             (self.root / _KEY_FILE).unlink(
                 missing_ok=True
@@ -171,36 +177,8 @@ class StagingFolder:
             )
 
 
-@dataclass
-class _SplitCounts:
-    """Counts of one source's documents in one split."""
-
-    documents: int = 0
-    tokens: int = 0
-    text_bytes: int = 0
-
-
-@dataclass
-class _SourceCounts:
-    """Counts of one source's rows, as in SourceRows, and of its documents in each split."""
-
-    rows: int = 0
-    null_rows: int = 0
-    empty_documents: int = 0
-    unreadable_rows: int = 0
-    documents: int = 0
-    copies: int = 0
-    copied_tokens: int = 0
-    splits: dict[Split, _SplitCounts] = field(default_factory=lambda: {split: _SplitCounts() for split in SPLITS})
-
-    def add(self, span: UnitSpan, copies: Bools) -> None:
-        """Count the rows of a unit; ``copies`` marks its duplicates."""
-        self.rows += span.rows
-        self.null_rows += span.null_rows
-        self.empty_documents += span.empty_documents
-        self.unreadable_rows += len(span.unreadable)
-        self.documents += len(copies)
-        self.copies += int(copies.sum())
+_KEPT_COUNTS = ("documents", "tokens", "text_bytes")
+_ROW_COUNTS = [name for name in SourceRows.model_fields if name not in ("source", "name")]
 
 
 class UnitMerger:
@@ -212,12 +190,15 @@ class UnitMerger:
     def __init__(
         self, config: DataConfig, files: list[SourceFile], out: Path, dtype: str, *, consume: bool = True
     ) -> None:
-        self._drop, self._names = config.duplicates == "drop", recipe_source_names(config)
+        self._drop = config.duplicates == "drop"
+        self._names = {source.number: source.name for source in numbered_sources(config)}
         self._next, self._last = 0, False
         # consume: delete token files of units once shards have their tokens. If they are kept, they may come from
         # another machine, so checksums are verified.
         self._seen, self._consume = DuplicateFinder(), consume
-        self._rows = {file.source: _SourceCounts() for file in files}
+        # Counts of each source, by the names in SourceRows and SourceTokens.
+        self._rows = {file.source: Counter(dict.fromkeys(_ROW_COUNTS, 0)) for file in files}
+        self._kept = {split: {s: Counter(dict.fromkeys(_KEPT_COUNTS, 0)) for s in self._rows} for split in SPLITS}
         self._quarantine = QuarantineWriter(out, files)
         self._shards = {split: ShardWriter(out, split, config.shard_tokens, dtype, consume) for split in SPLITS}
         self._documents = {split: BoundaryWriter(out / documents_file(split)) for split in SPLITS}
@@ -244,18 +225,20 @@ class UnitMerger:
         """Add the next unit of the corpus; DataError if its files are damaged, OSError if the disk refuses."""
         # Here all units pass in the order of the corpus, so the first of equal documents is kept, on any number of
         # workers.
-        copies = self._seen.add(unit.hashes)
-        rows = self._rows[unit.span.source]
-        rows.add(unit.span, copies)
+        copies, span = self._seen.add(unit.hashes), unit.span
+        rows = self._rows[span.source]
+        rows.update(rows=span.rows, null_rows=span.null_rows, empty_documents=span.empty_documents)
+        rows.update(unreadable_rows=len(span.unreadable), documents=len(copies), copies=int(copies.sum()))
         for split in SPLITS:
             pieces = unit.splits[split]
             duplicate = copies[pieces.documents]
-            rows.copied_tokens += int(pieces.lengths[duplicate].sum())
+            rows["copied_tokens"] += int(pieces.lengths[duplicate].sum())
             if len(pieces.documents):
                 kept = ~duplicate if self._drop else np.ones_like(duplicate)
-                self._append(split, pieces, kept, rows.splits[split], tokens_file(folder, unit.span.number, split))
-        self._quarantine.append(unit.span.unreadable)
-        self.position = max(self.position, unit.span.position)
+                counts = self._kept[split][span.source]
+                self._append(split, pieces, kept, counts, tokens_file(folder, span.number, split))
+        self._quarantine.append(span.unreadable)
+        self.position = max(self.position, span.position)
 
     def document_counts(self) -> dict[Split, int]:
         """Return the number of documents of each split so far, 0 if they have no tokens."""
@@ -263,36 +246,26 @@ class UnitMerger:
 
     def close(self) -> tuple[dict[Split, SplitRecord], list[SourceRows], QuarantineRecord | None]:
         """Finish all files; return the split records, the counts of rows, and the record of bad rows."""
-        rows = [
-            SourceRows(
-                source=source,
-                name=self._names[source],
-                **{name: count for name, count in vars(counts).items() if name != "splits"},
-            )
-            for source, counts in self._rows.items()
-        ]
+        rows = [SourceRows(source=s, name=self._names[s], **counts) for s, counts in self._rows.items()]
         return {split: self._record(split) for split in SPLITS}, rows, self._quarantine.close()
 
-    def _append(self, split: Split, pieces: SplitIndex, kept: Bools, counts: _SplitCounts, tokens: Path) -> None:
+    def _append(self, split: Split, pieces: SplitIndex, kept: Bools, counts: Counter[str], tokens: Path) -> None:
         self._shards[split].append(tokens, pieces.lengths, kept, pieces.sha256)
         self._documents[split].append(pieces.lengths[kept])
-        counts.documents += int(kept.sum())
-        counts.tokens += int(pieces.lengths[kept].sum())
-        counts.text_bytes += int(pieces.text_bytes[kept].sum())
+        lengths, text_bytes = int(pieces.lengths[kept].sum()), int(pieces.text_bytes[kept].sum())
+        counts.update(documents=int(kept.sum()), tokens=lengths, text_bytes=text_bytes)
 
     def _record(self, split: Split) -> SplitRecord:
         shards = [
             ShardRecord(file=shard.name, tokens=shard.tokens, bytes=shard.tokens * self._itemsize, sha256=shard.sha256)
             for shard in self._shards[split].close()
         ]
-        kept = {source: rows.splits[split] for source, rows in self._rows.items()}
+        kept = self._kept[split]
         return SplitRecord(
             documents=self._documents[split].documents,
             tokens=self._shards[split].position,
-            text_bytes=sum(counts.text_bytes for counts in kept.values()),
-            sources=[
-                SourceTokens(source=source, **vars(counts)) for source, counts in kept.items() if counts.documents
-            ],
+            text_bytes=sum(counts["text_bytes"] for counts in kept.values()),
+            sources=[SourceTokens(source=s, **counts) for s, counts in kept.items() if counts["documents"]],
             shards=shards,
             documents_file=documents_file(split),
             documents_sha256=self._documents[split].close(),
@@ -300,37 +273,42 @@ class UnitMerger:
 
 
 def complete_staging(
-    staging: StagingFolder,
+    staging: StagingFolder, files: list[SourceFile], tokenizer: Tokenizer, merger: UnitMerger, notes: list[str]
+) -> None:
+    """Finish the merged files, and write the manifest, still inside the staging folder."""
+    splits, rows, quarantine = merger.close()
+    notes = [*notes, *doubts(files), *_preparation_notes(staging.config, rows, quarantine)]
+    found = {"splits": splits, "rows": rows, "quarantine": quarantine, "notes": notes}
+    complete_folder(staging.out, staging.config, staging.settings, files, tokenizer, found)
+
+
+def complete_folder(
+    folder: Path,
     config: DataConfig,
     settings: dict[str, object],
     files: list[SourceFile],
     tokenizer: Tokenizer,
-    merger: UnitMerger,
-    notes: list[str],
+    found: dict[str, Any],  # the other fields of the manifest
 ) -> None:
-    """Finish the merged files, and write the manifest, still inside the staging folder."""
-    dtype = token_dtype(tokenizer.vocab_size)
-    splits, rows, quarantine = merger.close()
+    """Write the manifest, which makes a folder of files prepared data."""
+    dtype, sources = token_dtype(tokenizer.vocab_size), [SourceRecord.from_file(file) for file in files]
     manifest = DataManifest(
         format_version=FORMAT_VERSION,
-        fingerprint=content_fingerprint(tokenizer.sha256, dtype, splits),
+        fingerprint=content_fingerprint(tokenizer.sha256, dtype, found["splits"], sources, found.get("blocks")),
         dtype=dtype,
         vocab_size=tokenizer.vocab_size,
         eos_id=tokenizer.eos_id,
         bos_id=tokenizer.bos_id,
         tokenizer_sha256=tokenizer.sha256,
-        splits=splits,
-        rows=rows,
-        quarantine=quarantine,
-        notes=[*notes, *doubts(files), *_preparation_notes(config, rows, quarantine)],
         settings=settings,
         places=recipe_locations(config),
-        sources=[SourceRecord.from_file(file) for file in files],
+        sources=sources,
+        **found,
     )
-    sync_to_disk(staging.out)
-    # After the other files are on disk: a staging folder with a manifest is complete.
-    write_data_manifest(staging.out, manifest)
-    sync_to_disk(staging.out)
+    sync_to_disk(folder)
+    # After the other files are on disk: a folder with a manifest is complete.
+    write_data_manifest(folder, manifest)
+    sync_to_disk(folder)
 
 
 def publish(staging: StagingFolder) -> None:

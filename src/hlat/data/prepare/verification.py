@@ -80,7 +80,7 @@ def find_problems(
         *_tokenizer_problems(folder, manifest),
         *sizes,
         # These checks map files by the sizes in the manifest.
-        *([] if contradictions or sizes else _run_check("", 0, lambda: list(content_problems(folder, manifest)))),
+        *([] if contradictions or sizes else _run_check("", lambda: list(content_problems(folder, manifest)))),
         *_file_problems(folder, manifest, {problem.partition(":")[0] for problem in sizes}, progress),
     ]
 
@@ -109,15 +109,16 @@ def _file_problems(
     checks = [check for check in checks if check[0] not in broken]
     done, total = 0, sum(size for _, size, _ in checks)
     with ThreadPoolExecutor(min(len(checks), os.cpu_count() or 1) or 1) as pool:
-        for (_, size, _), found in zip(checks, pool.map(lambda check: _run_check(*check), checks), strict=True):
+        for (_, size, _), found in zip(
+            checks, pool.map(lambda check: _run_check(check[0], check[2]), checks), strict=True
+        ):
             yield from found
             done += size
             if progress is not None:
                 progress("verify_data", done, total)
 
 
-def _run_check(name: str, size: int, check: Callable[[], list[str]]) -> list[str]:
-    del size
+def _run_check(name: str, check: Callable[[], list[str]]) -> list[str]:
     try:
         return check()
     except OSError as error:  # a problem like any other: the remaining files are still checked

@@ -20,7 +20,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -116,20 +116,20 @@ class CorpusPosition:
     row: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class UnitSpan:
-    """The documents of a unit, and counts of the rows read to get them."""
+    """The documents of a unit, and counts of the rows read to get them; it grows while rows are taken."""
 
     number: int  # index of the unit in the corpus, or in its partition
     next: CorpusPosition  # position at which the following unit begins
-    last: bool  # True for the last unit of the corpus or partition
-    source: int  # index of the source of all its documents
-    characters: int  # characters (or tokens) of its documents
-    rows: int  # rows read, of any content
-    null_rows: int  # rows without text, left out
-    empty_documents: int  # empty documents, left out
-    unreadable: list[BadRow]  # bad rows, left out and listed
-    position: int  # bytes of the corpus' files up to the end of its last document
+    last: bool = False  # True for the last unit of the corpus or partition
+    source: int = 0  # index of the source of all its documents
+    characters: int = 0  # characters (or tokens) of its documents
+    rows: int = 0  # rows read, of any content
+    null_rows: int = 0  # rows without text, left out
+    empty_documents: int = 0  # empty documents, left out
+    unreadable: list[BadRow] = field(default_factory=list)  # bad rows, left out and listed
+    position: int = 0  # bytes of the corpus' files up to the end of its last document
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "next": vars(self.next)}

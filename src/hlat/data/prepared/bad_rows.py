@@ -38,7 +38,8 @@ class BadRowCounter:
             # The rows up to this one, so that the count at an error does not depend on the size of units.
             self._rows = before + bad.rows
             self._bad_rows += 1
-            where = _describe_position(bad, self._files)
+            file = self._files[bad.file]
+            where = f"{file.path}{file.format.address(bad.row, bad.line, file.size)}"
             if self._share == 0:
                 raise DataError(
                     f"{where}: {bad.reason}. {bad.remedy} Or set data.unreadable_rows to the share of rows that may "
@@ -85,7 +86,8 @@ class QuarantineWriter:
 
     def append(self, bad_rows: Sequence[BadRow]) -> None:
         for bad in bad_rows:
-            record = {"file": self._files[bad.file].path, **_row_numbers(bad), "reason": bad.reason}
+            line = {} if bad.line is None else {"line": bad.line}
+            record = {"file": self._files[bad.file].path, "row": bad.row, **line, "reason": bad.reason}
             self._file = self._file or AtomicFileWriter(self._path)
             self._file.write(json.dumps(record).encode() + b"\n")
             self._rows += 1
@@ -99,15 +101,6 @@ class QuarantineWriter:
     def abandon(self) -> None:
         if self._file is not None:
             self._file.abandon()
-
-
-def _row_numbers(bad: BadRow) -> dict[str, int]:
-    return {"row": bad.row} if bad.line is None else {"row": bad.row, "line": bad.line}
-
-
-def _describe_position(bad: BadRow, files: list[SourceFile]) -> str:
-    file = files[bad.file]
-    return f"{file.path}{file.format.address(bad.row, bad.line, file.size)}"
 
 
 def _round_up(share: float) -> float:

@@ -1,21 +1,27 @@
-"""Check that a manifest is consistent with itself, its files and its tokenizer; yield one sentence per problem.
+"""Check that prepared data fits: the settings that decided it, its manifest, its files, its tokenizer.
 
+    data section --content_settings--> what decides tokens --setting_differences--> one sentence per difference
     counts --sums--> counts by shard and source, fingerprint
     counts --sizes, a few boundaries--> files
     block index --checksum--> file                    (if the text is tokenized while training)
 
 These checks run whenever data is opened, so they read no tokens; prepare/verification.py verifies the content of the
 shards. An error in any field that decides samples is found here even in a manifest without a checksum.
+
+data.unreadable_rows is not among the settings: with any value, the result is the same, or preparation fails.
 """
 
 import hashlib
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hlat.config import DataConfig
+from hlat.data.corpus_files import numbered_sources
 from hlat.data.documents import Split
 from hlat.data.prepared.manifest import (
     MANIFEST_FILE,
@@ -28,7 +34,85 @@ from hlat.data.prepared.manifest import (
     documents_file,
 )
 from hlat.data.prepared.shards import token_dtype
+from hlat.data.stores.remote import local_path
 from hlat.data.tokenizers.base import Tokenizer
+from hlat.data.tokenizers.load import load_tokenizer
+
+
+def recipe_locations(config: DataConfig) -> dict[str, list[str]]:
+    """List the settings that locate the corpus and the tokenizer, as "field=value", by "corpus" and "tokenizer".
+
+    After corpus or tokenizer was deleted, prepared data is still used for recipes with the same locations. A tokenizer
+    trained on the corpus has none.
+    """
+    tokenizer = config.tokenizer
+    end = "null" if tokenizer.eos_token is None else tokenizer.eos_token
+    loaded = [f"data.tokenizer.path={tokenizer.path}", f"data.tokenizer.eos_token={end}"]
+    return {
+        "corpus": [f"{source.field}={source.path}" for source in numbered_sources(config)],
+        "tokenizer": [] if tokenizer.path is None else loaded,
+    }
+
+
+def content_settings(config: DataConfig, tokenizer_sha256: str | None = None) -> dict[str, Any]:
+    """Return the settings that decide the prepared content, by field name; paths are not among them.
+
+    ``tokenizer_sha256`` stands for the recipe's tokenizer if its file is gone. DataError if the tokenizer cannot be
+    read.
+    """
+    settings: dict[str, Any] = {
+        **_columns(config),
+        "data.mode": config.mode,
+        "data.duplicates": config.duplicates,
+    }
+    if config.mode == "online":
+        settings["data.streams"] = config.streams  # decides the size of the blocks of small corpora
+    else:
+        settings["data.shard_tokens"] = config.shard_tokens
+    tokenizer = config.tokenizer
+    if tokenizer.path is not None:
+        is_deleted = tokenizer_sha256 is not None and not Path(local_path(tokenizer.path)).exists()
+        settings["data.tokenizer.path (content)"] = (
+            tokenizer_sha256
+            if is_deleted
+            else load_tokenizer(tokenizer.path, tokenizer.eos_token, is_saved=True).sha256  # prepare is strict
+        )
+    else:
+        settings["data.tokenizer.train"] = tokenizer.train
+        settings["data.tokenizer.eos_token"] = tokenizer.eos_token
+        if tokenizer.train == "bpe":
+            settings["data.tokenizer.vocab_size"] = tokenizer.vocab_size
+            settings["data.tokenizer.train_bytes"] = tokenizer.train_bytes
+    validation = config.validation
+    settings["data.validation.path"] = "given" if validation.path is not None else None
+    if validation.path is None:
+        settings["data.validation.fraction"] = validation.fraction
+        if validation.fraction > 0:
+            settings["data.validation.by"] = validation.by
+    return settings
+
+
+def _columns(config: DataConfig) -> dict[str, list[str | None]]:
+    """Return the columns of the sources by the field that names them: text_column, and others that a source has."""
+    columns = [source.column for source in numbered_sources(config) if source.number >= 0]
+    fields = ["text_column", *(column.kind.field for column in columns)]
+    return {f"data.{field}": [c.name if c.kind.field == field else None for c in columns] for field in fields}
+
+
+def setting_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Describe each setting that differs, in one sentence each."""
+    return [
+        f"{name}: prepared with {_format(before, name)}, now {_format(now, name)}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name, _NOT_SET) != now.get(name, _NOT_SET)
+    ]
+
+
+_NOT_SET = object()
+
+
+def _format(settings: dict[str, Any], name: str) -> str:
+    return str(settings[name]) if name in settings else "none"
 
 
 def manifest_problems(manifest: DataManifest) -> Iterator[str]:
@@ -71,8 +155,8 @@ def _row_problems(manifest: DataManifest) -> Iterator[str]:
                 f"{MANIFEST_FILE}: source {source.source} has {source.copies} copies among {source.documents} documents"
             )
     listed = 0 if manifest.quarantine is None else manifest.quarantine.rows
-    if listed != manifest.unreadable_rows:
-        yield f"{MANIFEST_FILE}: {manifest.unreadable_rows} rows could not be read, {listed} are listed"
+    if listed != (found := manifest.total("unreadable_rows")):
+        yield f"{MANIFEST_FILE}: {found} rows could not be read, {listed} are listed"
 
 
 def _source_problems(manifest: DataManifest) -> Iterator[str]:
@@ -121,7 +205,13 @@ def tokenizer_problems(manifest: DataManifest, tokenizer: Tokenizer) -> Iterator
 
 def size_problems(folder: Path, manifest: DataManifest) -> Iterator[str]:
     """Yield the files that are missing or have the wrong size; each sentence begins with the file name."""
-    for name, size in _file_sizes(manifest):
+    sizes = list[tuple[str, int]]()
+    for record in manifest.splits.values():
+        sizes.append((record.documents_file, 8 * (record.documents + 1)))
+        sizes += ((shard.file, shard.bytes) for shard in record.shards)
+    if manifest.blocks is not None:
+        sizes.append((manifest.blocks.file, manifest.blocks.bytes))
+    for name, size in sizes:
         try:
             actual = (folder / name).stat().st_size
         except FileNotFoundError:
@@ -131,15 +221,6 @@ def size_problems(folder: Path, manifest: DataManifest) -> Iterator[str]:
         else:
             if actual != size:
                 yield f"{name}: has {actual} bytes, should have {size} bytes"
-
-
-def _file_sizes(manifest: DataManifest) -> Iterator[tuple[str, int]]:
-    for record in manifest.splits.values():
-        yield record.documents_file, 8 * (record.documents + 1)
-        for shard in record.shards:
-            yield shard.file, shard.bytes
-    if manifest.blocks is not None:
-        yield manifest.blocks.file, manifest.blocks.bytes
 
 
 def content_problems(folder: Path, manifest: DataManifest) -> Iterator[str]:

@@ -13,6 +13,7 @@ all other versions in the table stay readable.
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from hlat.data.documents import SPLITS, Split
 from hlat.data.formats.base import FileFormat
 from hlat.data.formats.registry import format_named
-from hlat.data.prepared.settings import paths_by_source
 from hlat.data.source_file import SourceFile
 from hlat.data.stores.local_files import CHECKSUM_KEY, checksum_matches, with_checksum
 from hlat.runtime.distributed.sendable_types import sendable
@@ -242,33 +242,14 @@ class DataManifest(StrictRecord):
     @property
     def source_names(self) -> dict[int, str]:
         """Name or path of each source, by its index."""
-        paths = paths_by_source(self.places["corpus"])
+        # As ``recipe_locations`` writes them.
+        matches = (re.match(r"data\.(?:sources\.(\d+)\.)?path=(.*)", each, re.DOTALL) for each in self.places["corpus"])
+        paths = {int(match[1] or 0): match[2] for match in matches if match is not None}
         return {row.source: row.name or paths.get(row.source, f"source {row.source}") for row in self.rows}
 
-    @property
-    def all_rows(self) -> int:
-        return sum(source.rows for source in self.rows)
-
-    @property
-    def null_rows(self) -> int:
-        return sum(source.null_rows for source in self.rows)
-
-    @property
-    def empty_documents(self) -> int:
-        return sum(source.empty_documents for source in self.rows)
-
-    @property
-    def unreadable_rows(self) -> int:
-        return sum(source.unreadable_rows for source in self.rows)
-
-    @property
-    def documents(self) -> int:
-        """Number of documents of all sources, copies included."""
-        return sum(source.documents for source in self.rows)
-
-    @property
-    def copies(self) -> int:
-        return sum(source.copies for source in self.rows)
+    def total(self, count: str) -> int:
+        """Add up a count of ``SourceRows`` over the sources."""
+        return sum(getattr(source, count) for source in self.rows)
 
     @property
     def copies_dropped(self) -> bool:

@@ -22,13 +22,15 @@ from hlat.data.prepared.bad_rows import too_many_bad_rows
 from hlat.data.prepared.consistency import (
     changed_ids,
     content_problems,
+    content_settings,
     document_boundaries,
     manifest_problems,
+    recipe_locations,
+    setting_differences,
     size_problems,
     tokenizer_problems,
 )
 from hlat.data.prepared.manifest import MANIFEST_FILE, TOKENIZER_FOLDER, DataManifest, SourceRecord, read_data_manifest
-from hlat.data.prepared.settings import content_settings, recipe_locations, setting_differences
 from hlat.data.prepared.shards import ShardContent, TokenArray
 from hlat.data.source_file import sha256_of
 from hlat.data.stores.remote import local_path
@@ -276,7 +278,7 @@ def check_settings(folder: Path, manifest: DataManifest, config: DataConfig, mor
 def setting_problems(folder: Path, manifest: DataManifest, config: DataConfig) -> list[str]:
     """Describe how the settings of prepared data differ from a recipe's; errors of ``current_settings``."""
     problems = setting_differences(manifest.settings, current_settings(folder, manifest, config))
-    bad_rows, rows = manifest.unreadable_rows, manifest.all_rows
+    bad_rows, rows = manifest.total("unreadable_rows"), manifest.total("rows")
     if too_many_bad_rows(bad_rows, rows, config.unreadable_rows):
         problems.append(
             f"data.unreadable_rows: prepared without {bad_rows:,} of {rows:,} rows that cannot be read, now a share "
@@ -310,11 +312,7 @@ def check_tokenizer(config: DataConfig, vocab_size: int) -> None:
     if path is None or not Path(local_path(path)).exists():
         return
     needed = load_tokenizer(path, config.tokenizer.eos_token).vocab_size
-    if needed > vocab_size:
-        raise DataError(
-            f"data.tokenizer.path {path}: the tokenizer has {needed} tokens, the model only {vocab_size} "
-            f"(model.vocab_size). Set model.vocab_size to at least {needed}, or give a smaller tokenizer."
-        )
+    _refuse_few_rows(f"data.tokenizer.path {path}", needed, vocab_size, "give a smaller tokenizer")
 
 
 def check_token_ids(prepared: PreparedData, split: Split, highest: int, position: int) -> None:
@@ -329,9 +327,13 @@ def check_token_ids(prepared: PreparedData, split: Split, highest: int, position
 
 def check_vocabulary(prepared: PreparedData, vocab_size: int) -> None:
     """Raise DataError if the model has fewer embedding rows than the data's tokenizer has tokens."""
-    needed = prepared.manifest.vocab_size
+    remedy = "prepare the data with a smaller tokenizer"
+    _refuse_few_rows(str(prepared.dir), prepared.manifest.vocab_size, vocab_size, remedy)
+
+
+def _refuse_few_rows(where: str, needed: int, vocab_size: int, remedy: str) -> None:
     if needed > vocab_size:
         raise DataError(
-            f"{prepared.dir}: the tokenizer has {needed} tokens, the model only {vocab_size} (model.vocab_size). "
-            f"Set model.vocab_size to at least {needed}, or prepare the data with a smaller tokenizer."
+            f"{where}: the tokenizer has {needed} tokens, the model only {vocab_size} (model.vocab_size). "
+            f"Set model.vocab_size to at least {needed}, or {remedy}."
         )

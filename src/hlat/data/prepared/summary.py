@@ -143,10 +143,7 @@ def _split(prepared: PreparedData, split: Split) -> SplitSummary:
 def _lengths(starts: npt.NDArray[np.uint64]) -> LengthStatistics:
     """Compute statistics from the document boundaries, shape (documents + 1,), in bounded memory."""
     exact = np.zeros(_MAX_EXACT + 1, dtype=np.int64)
-    documents, tokens = (
-        np.zeros(65, dtype=np.int64),
-        np.zeros(65, dtype=np.int64),
-    )  # by the exponent k of the smallest 2**k above a length
+    documents, tokens = np.zeros((2, 65), dtype=np.int64)  # by the exponent k of the smallest 2**k above a length
     shortest, longest = int(starts[-1]), 0
     for begin in range(0, len(starts) - 1, _CHUNK):
         lengths = np.diff(starts[begin : begin + _CHUNK + 1].astype(np.int64))
@@ -161,13 +158,9 @@ def _lengths(starts: npt.NDArray[np.uint64]) -> LengthStatistics:
     median, p90, p99 = (int(np.searchsorted(cumulative, share * total)) for share in (0.5, 0.9, 0.99))
     buckets = [
         LengthBucket((1 << power) >> 1, max((1 << power) - 1, 0), int(documents[power]), int(tokens[power]))
-        for power in range(_power(shortest), _power(longest) + 1)
+        for power in range(shortest.bit_length(), longest.bit_length() + 1)
     ]
     return LengthStatistics(shortest, longest, int(starts[-1]) / total, median, p90, p99, buckets)
-
-
-def _power(length: int) -> int:
-    return length.bit_length()
 
 
 def _samples(prepared: PreparedData, split: Split, count: int, tokens: int) -> Iterator[TextSample]:

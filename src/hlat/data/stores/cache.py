@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO
 
 from hlat.data.stores.local_files import is_disk_error
-from hlat.data.stores.remote import MAX_OUTAGE_SECONDS, RemoteFile, url_file_name
+from hlat.data.stores.remote import MAX_OUTAGE_SECONDS, StoredFile, url_file_name
 from hlat.runtime.errors import DataError, StorageError
 
 PART_SUFFIX = ".part"
@@ -223,12 +223,12 @@ class Cache:
         self._sizes: dict[str, int] = {}  # sizes by key of the files that this process has locked
         self._users: Counter[str] = Counter()
 
-    def known_sha256(self, file: RemoteFile) -> str | None:
+    def known_sha256(self, file: StoredFile) -> str | None:
         """Return the sha256 of a file that was cached once, even if evicted since; None if never."""
         return self._folder.hashes().get(_key(file))
 
     @contextmanager
-    def acquire(self, file: RemoteFile, fetch: FetchInto) -> Iterator[Path]:
+    def acquire(self, file: StoredFile, fetch: FetchInto) -> Iterator[Path]:
         """Yield the local path of a file, fetched if it is not cached; not evicted before the context ends.
 
         DataError if the cache is too small, StorageError of the disk, and whatever ``fetch`` raises. No partial file
@@ -237,10 +237,10 @@ class Cache:
         key = _key(file)
         self._register(key, file)
         try:
-            with self._folder.convert_disk_errors(file.url):
+            path = self._folder.path / (key + _suffixes(file.path))
+            with self._folder.convert_disk_errors(file.path):
                 self._folder.open()
-            path = self._folder.path / (key + _suffixes(file.url))
-            descriptor = self._open_or_fetch(path, file, fetch)
+                descriptor = self._open_or_fetch(path, file, fetch)
             try:
                 yield path
             finally:
@@ -252,14 +252,14 @@ class Cache:
 
     # --- opening and fetching --------------------------------------------------------------------------------------
 
-    def _register(self, key: str, file: RemoteFile) -> None:
+    def _register(self, key: str, file: StoredFile) -> None:
         """Count a file as in use; DataError if the files in use at a time exceed the limit."""
         with self._mutex:
             others = sum(size for other, size in self._sizes.items() if other != key)
             if others + file.size > self.limit:  # waiting would never end: this process itself has the others locked
                 open_files = f" next to {_gib(others)} of open files" if others else ""
                 raise DataError(
-                    f"{file.url}: its {_gib(file.size)} do not fit into the cache{open_files}: data.cache_gib allows "
+                    f"{file.path}: its {_gib(file.size)} do not fit into the cache{open_files}: data.cache_gib allows "
                     f"{_gib(self.limit)}. Raise it, on a disk with enough free space (data.cache_dir)."
                 )
             self._sizes[key] = file.size
@@ -271,14 +271,13 @@ class Cache:
             if not self._users[key]:
                 del self._users[key], self._sizes[key]
 
-    def _open_or_fetch(self, path: Path, file: RemoteFile, fetch: FetchInto) -> int:
+    def _open_or_fetch(self, path: Path, file: StoredFile, fetch: FetchInto) -> int:
         """Return a descriptor of the complete file with a shared lock, which prevents its eviction."""
         while True:
-            with self._folder.convert_disk_errors(file.url):
-                descriptor = self._open_complete(path, file.size)
-                if descriptor is not None:
-                    return descriptor
-                partial = self._open_partial(path)
+            descriptor = self._open_complete(path, file.size)
+            if descriptor is not None:
+                return descriptor
+            partial = self._open_partial(path)
             if partial is not None:
                 with partial:
                     return self._fetch(partial, path, file, fetch)
@@ -315,17 +314,16 @@ class Cache:
         file.close()
         return None
 
-    def _fetch(self, partial: IO[bytes], path: Path, file: RemoteFile, fetch: FetchInto) -> int:
+    def _fetch(self, partial: IO[bytes], path: Path, file: StoredFile, fetch: FetchInto) -> int:
         """Fetch into ``partial`` and give it its final name; return a descriptor with a shared lock."""
         temporary = Path(f"{path}{PART_SUFFIX}")
         try:
             self._reserve(partial, file)
-            sha256 = self._write(partial, file, fetch)
-            with self._folder.convert_disk_errors(file.url):
-                # Before the rename: a file under its final name has all of its bytes on disk.
-                os.fsync(partial.fileno())
-                self._folder.add_hash(_key(file), sha256)
-                self._folder.publish(temporary, path)
+            sha256 = self._write(partial, fetch)
+            # Before the rename: a file under its final name has all of its bytes on disk.
+            os.fsync(partial.fileno())
+            self._folder.add_hash(_key(file), sha256)
+            self._folder.publish(temporary, path)
             fcntl.flock(partial, fcntl.LOCK_SH)
             # The caller closes ``partial``; the lock stays with the copy.
             return os.dup(partial.fileno())
@@ -333,34 +331,30 @@ class Cache:
             self._folder.remove(temporary)
             raise
 
-    def _reserve(self, partial: IO[bytes], file: RemoteFile) -> None:
+    def _reserve(self, partial: IO[bytes], file: StoredFile) -> None:
         """Reserve disk space; DataError if others keep it for ``MAX_OUTAGE_SECONDS``."""
         start = self._clock()
-        while True:
-            with self._folder.convert_disk_errors(file.url):
-                if self._folder.reserve(partial, file.size, self.limit):
-                    return
+        while not self._folder.reserve(partial, file.size, self.limit):
             if self._clock() - start > MAX_OUTAGE_SECONDS:
                 raise DataError(
-                    f"{file.url}: no space for its {_gib(file.size)} in {self._folder.path}: other processes use the "
+                    f"{file.path}: no space for its {_gib(file.size)} in {self._folder.path}: other processes use the "
                     f"{_gib(self.limit)} that data.cache_gib allows. Raise it, or give them another data.cache_dir."
                 )
             self._sleep(0.2)
 
-    def _write(self, partial: IO[bytes], file: RemoteFile, fetch: FetchInto) -> str:
+    def _write(self, partial: IO[bytes], fetch: FetchInto) -> str:
         """Fetch into ``partial`` and return the sha256; retry while evicting frees a full disk."""
         while True:
             partial.seek(0)
             try:
-                with self._folder.convert_disk_errors(file.url):
-                    return fetch(partial)
-            except StorageError:
-                if not self._folder.evict_all():
+                return fetch(partial)
+            except OSError as error:
+                if not is_disk_error(error.errno) or not self._folder.evict_all():
                     raise
 
 
-def _key(file: RemoteFile) -> str:
-    version = [file.url, file.size, file.etag, file.mtime_ns]
+def _key(file: StoredFile) -> str:
+    version = [file.path, file.size, file.etag, file.mtime_ns]
     return hashlib.sha256(json.dumps(version).encode()).hexdigest()[:32]
 
 

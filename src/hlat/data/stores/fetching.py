@@ -21,12 +21,13 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, NamedTuple, Protocol, TypeVar
 
 from hlat.data.stores.cache import Cache
-from hlat.data.stores.remote import FetchCancelledError, RemoteFile, RetryLoop, Store
+from hlat.data.stores.remote import FetchCancelledError, RetryLoop, Store, StoredFile, access_error
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.object_stores import TransientError
 
@@ -39,21 +40,21 @@ class CachedStore:
     cache: Cache
 
     @contextmanager
-    def acquire(self, file: RemoteFile, still_needed: Callable[[], bool]) -> Iterator[Path]:
+    def acquire(self, file: StoredFile, still_needed: Callable[[], bool]) -> Iterator[Path]:
         """Yield the local path of a remote file; errors of ``fetch`` and of ``Cache.acquire``."""
         with self.cache.acquire(file, lambda out: fetch(self.store, file, out, still_needed)) as path:
             yield path
 
 
-def fetch(store: Store, file: RemoteFile, out: IO[bytes], still_needed: Callable[[], bool]) -> str:
+def fetch(store: Store, file: StoredFile, out: IO[bytes], still_needed: Callable[[], bool]) -> str:
     """Download a file into ``out``, a seekable, unbuffered file, and return the sha256.
 
     DataError if it is missing, denied or replaced, or the outage exceeds ``MAX_OUTAGE_SECONDS``; OSError of the local
     disk; FetchCancelledError if ``still_needed`` returns False.
     """
-    attempts = store.retries.attempt(f"reading {file.url}", still_needed)
+    attempts = store.retries.attempt(f"reading {file.path}", still_needed)
     transfer = _Transfer(store, file, out, attempts, still_needed)
-    attempts.call(transfer.run, store.permanent_error(file))
+    attempts.call(transfer.run, partial(access_error, file.path))
     # Only here: raised in an attempt, it would be taken for an error of the store.
     if transfer.disk_error is not None:
         raise transfer.disk_error
@@ -64,7 +65,7 @@ class _Transfer:
     """State of one download: bytes received, their sha256, and the error of the local disk, if any."""
 
     def __init__(
-        self, store: Store, file: RemoteFile, out: IO[bytes], attempts: RetryLoop, still_needed: Callable[[], bool]
+        self, store: Store, file: StoredFile, out: IO[bytes], attempts: RetryLoop, still_needed: Callable[[], bool]
     ) -> None:
         self._store, self._file, self._out = store, file, out
         self._attempts, self._still_needed = attempts, still_needed
@@ -79,7 +80,9 @@ class _Transfer:
             self._store.check_version(self._file)
         self._is_retry = True
         if not self._store.supports_ranges:  # else it goes on where the last attempt stopped
-            self._restart()
+            self._out.seek(0)
+            self._done = 0
+            self.digest = hashlib.sha256()
         if not self._receive():
             return
         if self._done < self._file.size:
@@ -94,7 +97,7 @@ class _Transfer:
             self._done += len(chunk)
             if self._done > self._file.size:
                 raise DataError(
-                    f"{self._file.url}: the server sends more than the {self._file.size:,} bytes that it reports for "
+                    f"{self._file.path}: the server sends more than the {self._file.size:,} bytes that it reports for "
                     "the file: it may compress the transfer, or the file is being written. Run again once it is "
                     "complete."
                 )
@@ -109,11 +112,6 @@ class _Transfer:
                 self._furthest = self._done
                 self._attempts.progress()
         return True
-
-    def _restart(self) -> None:
-        self._out.seek(0)
-        self._done = 0
-        self.digest = hashlib.sha256()
 
 
 def _write_all(out: IO[bytes], chunk: bytes) -> None:

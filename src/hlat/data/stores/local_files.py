@@ -174,7 +174,7 @@ class ContentRecord:
         # A page that this process has compared is read again only if the stamp of the file has changed.
         if known != stamp:
             self._check_size(number, stamp)
-            bits = self._no_pages(number)
+            bits = bytearray((self._first[number + 1] - self._first[number]) // 8 + 1)
             self._compared[number] = (stamp, bits)
         last = (size if stop is None or stop > size else stop) - 1
         for page in range(start // self._page, last // self._page + 1):
@@ -193,15 +193,17 @@ class ContentRecord:
         if len(complete) == len(self._tables) and (complete or not sha256):
             return
         self._check_size(number, stamp)
-        pages = range(int(self._first[number + 1] - self._first[number]))
+        first = self._first[number]
+        pages = range(self._first[number + 1] - first)
         whole = hashlib.sha256()
         # From a record that knows all of it, if there is one: the file need not be read for the others.
-        found = self._recorded(complete[0], number, pages) if complete else self._digests(local, pages, whole)
+        known = ((page, _read_cell(table, _HEAD + _CELL * (first + page))) for table in complete[:1] for page in pages)
+        found = known if complete else self._digests(local, pages, whole)
         for page, digest in found:
             self._compare(number, page, digest)
         if sha256 and not complete and whole.hexdigest() != sha256:
             for table in self._tables:  # what was recorded is not what belongs there
-                self._write(table, _HEAD + _CELL * int(self._first[number]), bytes(_CELL * len(pages)))
+                self._write(table, _HEAD + _CELL * first, bytes(_CELL * len(pages)))
             raise self._changed(number, "its checksum differs")
         if file_stamp(local) == stamp:  # else it was written meanwhile, and nobody knows what was read
             self._completed[number] = stamp
@@ -222,7 +224,7 @@ class ContentRecord:
     def _compare(self, number: int, page: int, digest: bytes) -> None:
         if digest == _EMPTY_CELL:  # of another record, which knows nothing of the page
             return
-        offset = _HEAD + _CELL * (int(self._first[number]) + page)
+        offset = _HEAD + _CELL * (self._first[number] + page)
         for table in self._tables:
             known = _read_cell(table, offset)
             if known == _EMPTY_CELL:
@@ -231,20 +233,13 @@ class ContentRecord:
                 start, stop = page * self._page, min((page + 1) * self._page, self._files[number][1])
                 raise self._changed(number, f"it differs within bytes {start:,} to {stop:,}")
 
-    def _no_pages(self, number: int) -> bytearray:
-        return bytearray(int(self._first[number + 1] - self._first[number]) // 8 + 1)
-
-    def _recorded(self, table: int, number: int, pages: Sequence[int]) -> Iterator[tuple[int, bytes]]:
-        first = int(self._first[number])
-        yield from ((page, _read_cell(table, _HEAD + _CELL * (first + page))) for page in pages)
-
     def _digests(
         self, local: Path, pages: Sequence[int], whole: "hashlib._Hash | None" = None
     ) -> Iterator[tuple[int, bytes]]:
         """Read pages, and yield their digests; all bytes are added to ``whole``."""
         if not pages:
             return
-        with _as_data_error(local), local.open("rb", buffering=0) as file:
+        with as_data_error(local), local.open("rb", buffering=0) as file:
             for page in pages:
                 content = os.pread(file.fileno(), self._page, page * self._page)
                 if whole is not None:
@@ -252,7 +247,7 @@ class ContentRecord:
                 yield page, hashlib.sha256(content).digest()[:_CELL]
 
     def _stamp_offset(self, number: int) -> int:
-        return _HEAD + _CELL * (int(self._first[-1]) + number)
+        return _HEAD + _CELL * (self._first[-1] + number)
 
     def _is_recorded(self, table: int, number: int, stamp: bytes = b"") -> bool:
         """Return True if a table has all pages of a file, at this stamp, or at any if it is empty."""
@@ -311,7 +306,8 @@ def _stamp_cell(stamp: FileStamp) -> bytes:
 
 
 @contextmanager
-def _as_data_error(path: Path) -> Iterator[None]:
+def as_data_error(path: str | Path) -> Iterator[None]:
+    """Convert an OSError of reading a file into a DataError."""
     try:
         yield
     except OSError as error:

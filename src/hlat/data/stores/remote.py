@@ -1,6 +1,6 @@
 """Object stores: list and read what a URL names, through fsspec, and outlast outages.
 
-    s3://bucket/corpus/**/*.parquet --list--> RemoteFile(url, size, version) ... --read--> bytes, in order
+    s3://bucket/corpus/**/*.parquet --list--> StoredFile(path, size, version) ... --read--> bytes, in order
 
     action --fails--> transient error? --no--> the caller's error, at once
                         | yes: wait 0.5 s, 1 s, 2 s ... 30 s, half of it at random; logged once, in one line
@@ -198,13 +198,13 @@ class StoreAccessError(DataError):
 
 
 @dataclass(frozen=True)
-class RemoteFile:
-    """One version of one file of a store."""
+class StoredFile:
+    """One version of one file of a store, or of the disk."""
 
-    url: str  # its URL, without credentials
+    path: str  # its path, or its URL without credentials
     size: int  # in bytes
     etag: str  # the store's identifier of the version, such as S3's ETag; empty if it has none
-    mtime_ns: int  # time of last modification in ns, for stores without ETag; 0 if unknown
+    mtime_ns: int  # time of last modification in ns, of the disk and of stores without ETag; 0 if unknown
 
 
 class Store:
@@ -220,59 +220,50 @@ class Store:
         self.retries = retries(_store_name(url))
         open_it = partial(open_filesystem, url, DataError)  # some backends log in when they are made
         opening = self.retries.attempt(f"opening {url}")
-        self._fs, self._root = opening.call(open_it, partial(self._permanent_error, url), asks=False)
+        self._fs, self._root = opening.call(open_it, partial(access_error, url), asks=False)
         trimmed = url.rstrip("/")
         at_end = trimmed.endswith(self._root)
         self._prefix = trimmed[: len(trimmed) - len(self._root)] if at_end else f"{self._protocol}://"
-        self._streaming_only = False
+        self.supports_ranges = True  # True if reading can start at any byte of a file
 
-    def find(self) -> list[RemoteFile]:
+    def find(self) -> list[StoredFile]:
         """List the files, sorted as local ones; StoreAccessError or StoreUnavailableError."""
-        return self.retries.call(f"listing {self._url}", self._find, partial(self._permanent_error, self._url))
+        return self.retries.call(f"listing {self._url}", self._find, partial(access_error, self._url))
 
-    def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
+    def read(self, file: StoredFile, start: int) -> Iterator[bytes]:
         """Yield the bytes from ``start`` on, in chunks; errors of the backend are passed on."""
         if not self.supports_ranges:
             yield from self._read_stream(file, start)
             return
-        with self._fs.open(self._name(file.url), "rb", block_size=_CHUNK, cache_type="none") as remote:
+        with self._fs.open(self._name(file.path), "rb", block_size=_CHUNK, cache_type="none") as remote:
             while start < file.size:
                 remote.seek(start)
                 try:
                     chunk = remote.read(min(_CHUNK, file.size - start))
                 except ValueError as error:  # fsspec's error for a server without range requests
-                    self._streaming_only = True  # from now on: the next attempt starts from the beginning of the file
+                    self.supports_ranges = False  # from now on: the next attempt starts from the beginning of the file
                     raise TransientError(_NO_RANGES) from error
                 if not chunk:
                     return
                 start += len(chunk)
                 yield chunk
 
-    @property
-    def supports_ranges(self) -> bool:
-        """True if reading can start at any byte of a file."""
-        return not self._streaming_only
-
-    def check_version(self, file: RemoteFile) -> None:
+    def check_version(self, file: StoredFile) -> None:
         """Raise DataError if another version has replaced the file; backend errors are passed on."""
-        now = self._remote_file(file.url, self._info(self._name(file.url)))
+        now = self._remote_file(file.path, self._info(self._name(file.path)))
         if now != file:
             was, found = _describe_version(file), _describe_version(now)
             raise DataError(
-                f"{file.url}: the file was replaced while it was in use (it was {was}, now it is {found}). Restore "
+                f"{file.path}: the file was replaced while it was in use (it was {was}, now it is {found}). Restore "
                 "the old file, or start over with the new one."
             )
 
-    def permanent_error(self, file: RemoteFile) -> Callable[[StorageFailure], Exception]:
-        """Return a function that makes the error for a failure that retrying would not solve."""
-        return partial(self._permanent_error, file.url)
-
     # --- listing ---------------------------------------------------------------------------------------------------
 
-    def _find(self) -> list[RemoteFile]:
+    def _find(self) -> list[StoredFile]:
         files = [self._remote_file(self._prefix + name, info) for name, info in self._entries().items()]
         # As local files, so that a corpus has the same order in a store.
-        return sorted(files, key=lambda file: PurePosixPath(file.url).parts)
+        return sorted(files, key=lambda file: PurePosixPath(file.path).parts)
 
     def _entries(self) -> dict[str, dict[str, Any]]:
         """Return the backend's info of each file that the URL names, by the backend's name of it."""
@@ -315,7 +306,7 @@ class Store:
         self._fs.invalidate_cache()
         return dict(self._fs.info(name))
 
-    def _remote_file(self, url: str, info: dict[str, Any]) -> RemoteFile:
+    def _remote_file(self, url: str, info: dict[str, Any]) -> StoredFile:
         if info.get("size") is None:  # a listing of web pages has no sizes
             info = self._info(self._name(url))
         if info.get("size") is None:
@@ -325,20 +316,22 @@ class Store:
             )
         etag = next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "").removeprefix("W/").strip('"')
         time = next((info[key] for key in _TIME_KEYS if info.get(key)), None)
-        return RemoteFile(url, int(info["size"]), etag, 0 if etag or time is None else _nanoseconds(time))
+        return StoredFile(url, int(info["size"]), etag, 0 if etag or time is None else _nanoseconds(time))
 
     def _name(self, url: str) -> str:
         return url[len(self._prefix) :]
 
-    def _read_stream(self, file: RemoteFile, start: int) -> Iterator[bytes]:
+    def _read_stream(self, file: StoredFile, start: int) -> Iterator[bytes]:
         if start:
             raise TransientError(_NO_RANGES)
-        with closing(self._fs.open(self._name(file.url), "rb", block_size=0)) as remote:
+        with closing(self._fs.open(self._name(file.path), "rb", block_size=0)) as remote:
             while chunk := remote.read(_STREAM_CHUNK):
                 yield chunk
 
-    def _permanent_error(self, url: str, failure: StorageFailure) -> Exception:
-        return StoreAccessError(explain_failure(url, failure))
+
+def access_error(url: str, failure: StorageFailure) -> Exception:
+    """Make the error for a failure that retrying would not solve."""
+    return StoreAccessError(explain_failure(url, failure))
 
 
 def local_path(path: str | Path) -> str:
@@ -363,7 +356,7 @@ def _store_name(url: str) -> str:
     return f"{protocol}://{rest.partition('/')[0]}"
 
 
-def _describe_version(file: RemoteFile) -> str:
+def _describe_version(file: StoredFile) -> str:
     written = f", written {datetime.fromtimestamp(file.mtime_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC"
     version = f", version {file.etag}" if file.etag else written if file.mtime_ns else ""
     return f"{file.size:,} bytes{version}"

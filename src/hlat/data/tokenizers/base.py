@@ -68,18 +68,16 @@ _PROVEN_PATTERNS = frozenset([OWN_PATTERN, *_PUBLISHED_PATTERNS])
 _CUT = re.compile(r"(?<=[A-Za-z])[ \n](?=[A-Za-z])")
 
 
-def cut_text(text: str, min_chars: int) -> Iterator[str]:
+def cut_text(text: str, min_chars: int, places: re.Pattern[str] = _CUT, dropped: int = 0) -> Iterator[str]:
     """Cut a text before white space between two ASCII letters, into chunks of at least ``min_chars`` characters.
 
-    Without such a place a chunk can be much longer, and the last one shorter. ``min_chars`` is at least 1.
+    Without such a place a chunk can be much longer, and the last one shorter. ``min_chars`` is at least 1. Of other
+    ``places``, ``dropped`` characters belong to no chunk.
     """
     start = 0
-    while len(text) - start > min_chars:
-        cut = _CUT.search(text, start + min_chars)
-        if cut is None:
-            break
+    while len(text) - start > min_chars and (cut := places.search(text, start + min_chars)):
         yield text[start : cut.start()]
-        start = cut.start()
+        start = cut.start() + dropped
     yield text[start:] if start else text
 
 

@@ -150,7 +150,7 @@ class JsonTokenizer(Tokenizer):
 
     @cached_property
     def keeps_text(self) -> bool:
-        if not keeps_text(self._description, self._special | {self.eos_token or ""}):
+        if not keeps_text(self._tokenizer, self._description, self._special | {self.eos_token or ""}):
             return False
         tried = self.encode_batch([_TRIED])[0]  # what is not known to change text may do so after all
         return int(np.asarray(self.token_bytes)[tried].sum()) == len(_TRIED.encode())

@@ -12,7 +12,6 @@ A byte-level tokenizer loses nothing. Others lower-case, strip accents, join spa
 import json
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,16 +38,6 @@ class RoundTripLoss(NamedTuple):
     example: tuple[str, str]  # (text, text that comes back), shortened; empty if nothing is lost
 
 
-@dataclass
-class _Sums:
-    bytes: int = 0
-    kept: int = 0
-    tokens: int = 0
-    unknown: int = 0
-    pieces: int = 0
-    differing: int = 0
-
-
 def check_export(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
     """Check that the exported tokenizer.json gives texts the ids of training; DataError if not, or no export."""
     if tokenizer.not_exported:
@@ -71,26 +60,24 @@ def check_export(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
 
 def measure_loss(tokenizer: Tokenizer, texts: Sequence[str]) -> RoundTripLoss:
     """Encode and decode a sample of texts, and compare; DataError if a text cannot be encoded."""
-    sums, example = _Sums(), ("", "")
+    total, kept, tokens, unknown, example = 0, 0, 0, 0, ("", "")
+    differing = list[bool]()  # by piece
     for piece in _pieces(texts):
         ids = tokenizer.encode(piece)
-        back = tokenizer.decode(ids)
-        size = len(piece.encode())
-        sums.bytes += size
-        sums.pieces += 1
-        sums.differing += tokenizer.encode_by_origin(piece) != ids
-        sums.tokens += len(ids)
-        sums.unknown += 0 if tokenizer.unknown_id is None else ids.count(tokenizer.unknown_id)
+        back, size = tokenizer.decode(ids), len(piece.encode())
+        total, tokens = total + size, tokens + len(ids)
+        differing.append(tokenizer.encode_by_origin(piece) != ids)
+        unknown += 0 if tokenizer.unknown_id is None else ids.count(tokenizer.unknown_id)
         if back == piece:
-            sums.kept += size
+            kept += size
             continue
         blocks = SequenceMatcher(None, piece, back, autojunk=False).get_matching_blocks()
-        kept = sum(len(piece[block.a : block.a + block.size].encode()) for block in blocks)
-        sums.kept += kept
-        if not example[0] and kept < size:
+        same = sum(len(piece[block.a : block.a + block.size].encode()) for block in blocks)
+        kept += same
+        if not example[0] and same < size:
             example = _around_difference(piece, back)
-    lost = 1 - sums.kept / sums.bytes if sums.bytes else 0.0
-    return RoundTripLoss(lost, sums.unknown / max(sums.tokens, 1), sums.differing / max(sums.pieces, 1), example)
+    lost = 1 - kept / total if total else 0.0
+    return RoundTripLoss(lost, unknown / max(tokens, 1), sum(differing) / max(len(differing), 1), example)
 
 
 def vocabulary_texts(tokenizer: Tokenizer) -> list[str]:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from hlat.data.tokenizers.base import CHUNK_CHARS, TokenBytes, TokenIds, Tokenizer, sentencepiece_byte_count
+from hlat.data.tokenizers.base import CHUNK_CHARS, TokenBytes, TokenIds, Tokenizer, cut_text, sentencepiece_byte_count
 from hlat.data.tokenizers.sentencepiece_convert import is_plain, parse_model, to_tokenizer_json
 from hlat.data.tokenizers.tokenizer_files import config_files, names_without_id, resolve_eos_token
 from hlat.runtime.errors import DataError
@@ -67,9 +67,9 @@ class SentencePieceTokenizer(Tokenizer):
         where = where or "tokenizer.model"
         self._model = _load(content, where)
         self.vocab_size = len(self._model)
-        proto = parse_model(self._model.serialized_model_proto())
-        self._is_plain = proto.trainer_spec.model_type == _BPE and is_plain(proto)
-        self._can_cut = self._is_plain and not any(_CROSSES_SPACE.search(piece.piece) for piece in proto.pieces)
+        parsed = parse_model(self._model.serialized_model_proto())
+        self._is_plain = parsed.model_type == _BPE and is_plain(parsed)
+        self._can_cut = self._is_plain and not any(_CROSSES_SPACE.search(each.piece) for each in parsed.pieces)
         self.eos_id = self._find_eos(resolve_eos_token(eos_token, config), where)
         self.eos_token = None if self.eos_id is None else self._model.id_to_piece(self.eos_id)
         self.bos_id = self._model.bos_id() if self._model.bos_id() >= 0 else None
@@ -80,12 +80,12 @@ class SentencePieceTokenizer(Tokenizer):
         }
         self.unknown_id = self._model.unk_id()
         begins = bool((config or {}).get("add_bos_token", False))
-        known = {piece.piece for piece in proto.pieces}
+        known = {each.piece for each in parsed.pieces}
         if names_without_id(config, known):
             self.left_out = ("tokens of its configuration that the model does not have",)
         self.files = {"tokenizer.model": content, **config_files(config, special, known)}
         try:
-            self._use_conversion(to_tokenizer_json(proto, self.bos_id if begins else None))
+            self._use_conversion(to_tokenizer_json(parsed, self.bos_id if begins else None))
         except ValueError as error:
             self.not_exported = (
                 f"{where}: this SentencePiece model cannot be exported with the ids of training, because {error}. "
@@ -162,14 +162,8 @@ class SentencePieceTokenizer(Tokenizer):
         return index
 
     def chunks(self, text: str, min_chars: int = CHUNK_CHARS) -> Iterator[str]:
-        start = 0
-        while self._can_cut and len(text) - start > min_chars:
-            cut = _CUT.search(text, start + min_chars)
-            if cut is None:
-                break
-            yield text[start : cut.start()]
-            start = cut.end()  # without the space, which the model puts in front of the next chunk
-        yield text[start:] if start else text
+        # Without the space, which the model puts in front of the next chunk.
+        return cut_text(text, min_chars, _CUT, dropped=1) if self._can_cut else iter((text,))
 
 
 def _load(content: bytes, where: str) -> Any:

@@ -1,6 +1,6 @@
 """Read a SentencePiece model and convert it to a tokenizer.json, which transformers and other libraries read.
 
-    model, serialized --parse_model--> ModelProto: pieces, trainer, normalizer --to_tokenizer_json--> tokenizer.json
+    model, serialized --parse_model--> pieces, rules of trainer and normalizer --to_tokenizer_json--> tokenizer.json
 
     message = (key, value)*; key = number << 3 | kind; kind 0: varint, 1 and 5: 8 and 4 bytes, 2: length and bytes
     text --normalizer: rules of the model, spaces, dummy prefix--> --pre_tokenizer: symbols apart--> --model--> ids
@@ -36,22 +36,18 @@ _FIXED_SIZES = {1: 8, _FLOAT: 4}
 class Piece(NamedTuple):
     """SentencePiece of a ModelProto."""
 
-    piece: str
+    piece: str  # its spelling
     score: float
     type: int
 
 
-class TrainerSpec(NamedTuple):
-    """Fields of a TrainerSpec that decide ids."""
+class SentencePieceModel(NamedTuple):
+    """A parsed ModelProto: its pieces by id, and those fields of its trainer and normalizer that decide ids."""
 
+    pieces: list[Piece]
     model_type: int
     treat_whitespace_as_suffix: bool
     byte_fallback: bool
-
-
-class NormalizerSpec(NamedTuple):
-    """Fields of a NormalizerSpec that decide ids."""
-
     name: str
     precompiled_charsmap: bytes
     add_dummy_prefix: bool
@@ -59,16 +55,13 @@ class NormalizerSpec(NamedTuple):
     escape_whitespaces: bool
     normalization_rule_tsv: str
 
-
-class ModelProto(NamedTuple):
-    """A parsed model, with only the fields that decide ids."""
-
-    pieces: list[Piece]
-    trainer_spec: TrainerSpec
-    normalizer_spec: NormalizerSpec
+    @property
+    def symbols(self) -> list[str]:
+        """The symbols of the user, the longest first."""
+        return sorted((each.piece for each in self.pieces if each.type == _USER), key=len, reverse=True)
 
 
-def parse_model(content: bytes) -> ModelProto:
+def parse_model(content: bytes) -> SentencePieceModel:
     """Parse the bytes of ``SentencePieceProcessor.serialized_model_proto``."""
     pieces, trainer, rules = list[Piece](), dict[int, Any](), dict[int, Any]()
     for key, value in _proto_fields(content):
@@ -76,25 +69,19 @@ def parse_model(content: bytes) -> ModelProto:
             fields = dict(_proto_fields(value))
             (score,) = struct.unpack("<f", fields.get(2 << 3 | _FLOAT, bytes(4)))
             pieces.append(Piece(fields.get(1 << 3 | _BYTES, b"").decode(), score, fields.get(3 << 3, 1)))
-        elif key == 2 << 3 | _BYTES:
-            trainer.update(_proto_fields(value))
-        elif key == 3 << 3 | _BYTES:
-            rules.update(_proto_fields(value))
-    return ModelProto(
+        elif key in (2 << 3 | _BYTES, 3 << 3 | _BYTES):
+            (trainer if key >> 3 == 2 else rules).update(_proto_fields(value))
+    return SentencePieceModel(
         pieces,
-        TrainerSpec(
-            model_type=trainer.get(3 << 3, 1),
-            treat_whitespace_as_suffix=bool(trainer.get(24 << 3, 0)),
-            byte_fallback=bool(trainer.get(35 << 3, 0)),
-        ),
-        NormalizerSpec(
-            name=rules.get(1 << 3 | _BYTES, b"").decode(errors="replace"),
-            precompiled_charsmap=rules.get(2 << 3 | _BYTES, b""),
-            add_dummy_prefix=bool(rules.get(3 << 3, 1)),
-            remove_extra_whitespaces=bool(rules.get(4 << 3, 1)),
-            escape_whitespaces=bool(rules.get(5 << 3, 1)),
-            normalization_rule_tsv=rules.get(6 << 3 | _BYTES, b"").decode(errors="replace"),
-        ),
+        model_type=trainer.get(3 << 3, 1),
+        treat_whitespace_as_suffix=bool(trainer.get(24 << 3, 0)),
+        byte_fallback=bool(trainer.get(35 << 3, 0)),
+        name=rules.get(1 << 3 | _BYTES, b"").decode(errors="replace"),
+        precompiled_charsmap=rules.get(2 << 3 | _BYTES, b""),
+        add_dummy_prefix=bool(rules.get(3 << 3, 1)),
+        remove_extra_whitespaces=bool(rules.get(4 << 3, 1)),
+        escape_whitespaces=bool(rules.get(5 << 3, 1)),
+        normalization_rule_tsv=rules.get(6 << 3 | _BYTES, b"").decode(errors="replace"),
     )
 
 
@@ -132,26 +119,24 @@ _SPACE = "▁"
 _STAND_IN = 0xF0000  # first of the private characters that stand for symbols while the rules are applied
 
 Json = dict[str, Any]
-Pieces = list[tuple[str, float, int]]  # Spelling, score and type of each piece, by id
 
 
-def to_tokenizer_json(proto: Any, bos_id: int | None = None) -> bytes:
-    """Convert a parsed ModelProto to the bytes of a tokenizer.json.
+def to_tokenizer_json(model: SentencePieceModel, bos_id: int | None = None) -> bytes:
+    """Convert a model to the bytes of a tokenizer.json.
 
     The piece ``bos_id`` is put in front of a prompt. ValueError names a property that a tokenizer.json cannot have.
     """
-    pieces = _pieces(proto)
-    _refuse_what_has_no_equal(proto, pieces)
+    _refuse_what_has_no_equal(model)
     description = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_special(i, piece) for i, (piece, _, kind) in enumerate(pieces) if kind in _NEVER_TEXT],
-        "normalizer": {"type": "Sequence", "normalizers": _normalizers(proto, pieces)},
-        "pre_tokenizer": _pre_tokenizer(proto, pieces),
-        "post_processor": None if bos_id is None else _template(pieces[bos_id][0], bos_id),
-        "decoder": _decoder(proto),
-        "model": _unigram(proto, pieces) if proto.trainer_spec.model_type == _UNIGRAM else _bpe(proto, pieces),
+        "added_tokens": [_special(i, each.piece) for i, each in enumerate(model.pieces) if each.type in _NEVER_TEXT],
+        "normalizer": {"type": "Sequence", "normalizers": _normalizers(model)},
+        "pre_tokenizer": _pre_tokenizer(model),
+        "post_processor": None if bos_id is None else _template(model.pieces[bos_id].piece, bos_id),
+        "decoder": _decoder(model),
+        "model": _unigram(model) if model.model_type == _UNIGRAM else _bpe(model),
     }
     return json.dumps(description, ensure_ascii=False, indent=2).encode()
 
@@ -159,32 +144,23 @@ def to_tokenizer_json(proto: Any, bos_id: int | None = None) -> bytes:
 _NEVER_TEXT = (_UNKNOWN, _CONTROL)  # types of pieces that no text can spell
 
 
-def _pieces(proto: Any) -> Pieces:
-    return [(piece.piece, piece.score, piece.type) for piece in proto.pieces]
-
-
-def _refuse_what_has_no_equal(proto: Any, pieces: Pieces) -> None:
-    if proto.trainer_spec.model_type == _WORD:
+def _refuse_what_has_no_equal(model: SentencePieceModel) -> None:
+    if model.model_type == _WORD:
         raise ValueError("it is a model of whole words (model_type word)")
-    if any(kind == _UNUSED for _, _, kind in pieces):
+    if any(each.type == _UNUSED for each in model.pieces):
         raise ValueError("some of its pieces are marked as unused")
-    if not proto.normalizer_spec.escape_whitespaces:
+    if not model.escape_whitespaces:
         raise ValueError("it does not spell spaces as ▁ (escape_whitespaces)")
 
 
-def is_plain(proto: Any) -> bool:
+def is_plain(model: SentencePieceModel) -> bool:
     """Return True if the model changes a text only by putting a space in front, and can encode any text."""
-    rules = proto.normalizer_spec
-    return bool(
-        rules.name == "identity"
-        and not rules.precompiled_charsmap
-        and not rules.normalization_rule_tsv
-        and rules.add_dummy_prefix
-        and rules.escape_whitespaces
-        and not rules.remove_extra_whitespaces
-        and not proto.trainer_spec.treat_whitespace_as_suffix
-        and proto.trainer_spec.byte_fallback
-        and not any(kind in (_USER, _UNUSED) for _, _, kind in _pieces(proto))
+    changes = (model.precompiled_charsmap, model.normalization_rule_tsv, model.remove_extra_whitespaces)
+    return (
+        model.name == "identity"
+        and not any((*changes, model.treat_whitespace_as_suffix))
+        and all((model.add_dummy_prefix, model.escape_whitespaces, model.byte_fallback))
+        and not any(each.type in (_USER, _UNUSED) for each in model.pieces)
     )
 
 
@@ -193,36 +169,28 @@ def _special(index: int, piece: str) -> Json:
     return {"id": index, "content": piece, **flags}
 
 
-def _normalizers(proto: Any, pieces: Pieces) -> list[Json]:
+def _normalizers(model: SentencePieceModel) -> list[Json]:
     """List the changes of a text in SentencePiece's order: its rules, extra spaces, the dummy space, spaces as ▁."""
-    rules, found, after = proto.normalizer_spec, list[Json](), list[Json]()
-    if rules.precompiled_charsmap:
-        charsmap = {
-            "type": "Precompiled",
-            "precompiled_charsmap": base64.b64encode(rules.precompiled_charsmap).decode(),
-        }
-        for number, symbol in enumerate(_changed_symbols(rules.precompiled_charsmap, pieces)):
-            found.append(_replace({"String": symbol}, chr(_STAND_IN + number)))
-            after.append(_replace({"String": chr(_STAND_IN + number)}, symbol))
-        found += [*_groups(rules.precompiled_charsmap), charsmap]
-    if rules.remove_extra_whitespaces:
+    found, after = list[Json](), list[Json]()
+    if model.precompiled_charsmap:
+        rules = tokenizers.normalizers.Precompiled(model.precompiled_charsmap)
+        # SentencePiece applies no rule to the symbols of the user.
+        changed = [each for each in model.symbols if rules.normalize_str(each) != each]
+        for number, symbol in enumerate(changed, _STAND_IN):
+            found.append(_replace({"String": symbol}, chr(number)))
+            after.append(_replace({"String": chr(number)}, symbol))
+        charsmap = base64.b64encode(model.precompiled_charsmap).decode()
+        found += [*_groups(rules), {"type": "Precompiled", "precompiled_charsmap": charsmap}]
+    if model.remove_extra_whitespaces:
         found += [_replace({"Regex": rf"\A +|[ {_SPACE}]+\z"}, ""), _replace({"Regex": " {2,}"}, " ")]
-    if rules.add_dummy_prefix:
-        as_suffix = proto.trainer_spec.treat_whitespace_as_suffix
+    if model.add_dummy_prefix:
         end_of_text = {"Regex": r"(?<=[\s\S])\z"}  # an empty text stays empty
-        found.append(_replace(end_of_text, _SPACE) if as_suffix else {"type": "Prepend", "prepend": _SPACE})
+        suffix, prefix = _replace(end_of_text, _SPACE), {"type": "Prepend", "prepend": _SPACE}
+        found.append(suffix if model.treat_whitespace_as_suffix else prefix)
     return [*found, _replace({"String": " "}, _SPACE), *after]
 
 
-def _changed_symbols(charsmap: bytes, pieces: Pieces) -> list[str]:
-    """List the user's symbols that the rules would change; SentencePiece applies no rule to them."""
-    rules = tokenizers.normalizers.Precompiled(charsmap)
-    symbols = [piece for piece, _, kind in pieces if kind == _USER]
-    return sorted((each for each in symbols if rules.normalize_str(each) != each), key=len, reverse=True)
-
-
-def _groups(charsmap: bytes) -> list[Json]:
-    rules = tokenizers.normalizers.Precompiled(charsmap)
+def _groups(rules: tokenizers.normalizers.Precompiled) -> list[Json]:
     # The library takes some groups of characters for one, and loses what SentencePiece keeps. A line end of two
     # characters gets the rules of both. Decomposed letters with several marks (Vietnamese, Hangul, kana) are composed
     # first: of their rules the library would apply the shortest.
@@ -235,18 +203,18 @@ def _replace(pattern: dict[str, str], content: str) -> Json:
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
-def _pre_tokenizer(proto: Any, pieces: Pieces) -> Json | None:
+def _pre_tokenizer(model: SentencePieceModel) -> Json | None:
     """Build what keeps symbols whole, and names of control pieces in a text from becoming these pieces."""
-    symbols = sorted((piece for piece, _, kind in pieces if kind == _USER), key=len, reverse=True)
-    isolates = bool(symbols) and proto.trainer_spec.model_type != _UNIGRAM  # of which the scores decide
-    if not isolates and proto.trainer_spec.model_type != _UNIGRAM:
+    isolates = bool(model.symbols) and model.model_type != _UNIGRAM  # of which the scores decide
+    if not isolates and model.model_type != _UNIGRAM:
         return None  # a merge makes only pieces of text
-    text = [piece for piece, _, kind in pieces if kind == _NORMAL]
+    text = [each.piece for each in model.pieces if each.type == _NORMAL]
     joined = {piece[at : at + 2] for piece in text for at in range(len(piece) - 1)}
-    names = [_cut_name(piece, joined) for piece, _, kind in pieces if kind in _NEVER_TEXT and len(piece) > 1]
-    if any(kind == _BYTE for _, _, kind in pieces):
+    never = [each.piece for each in model.pieces if each.type in _NEVER_TEXT]
+    names = [_cut_name(piece, joined) for piece in never if len(piece) > 1]
+    if any(each.type == _BYTE for each in model.pieces):
         names.append("<0x[0-9A-F]{2}(?=>)")
-    steps = [_split("|".join(map(re.escape, symbols)), "Isolated")] if isolates else []
+    steps = [_split("|".join(map(re.escape, model.symbols)), "Isolated")] if isolates else []
     steps.append(_split("|".join(names), "MergedWithPrevious"))
     return {"type": "Sequence", "pretokenizers": steps}
 
@@ -273,27 +241,27 @@ def _template(piece: str, index: int) -> Json:
     }
 
 
-def _decoder(proto: Any) -> Json:
+def _decoder(model: SentencePieceModel) -> Json:
     steps = [_replace({"String": _SPACE}, " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
-    if proto.normalizer_spec.add_dummy_prefix:
-        at_end = int(proto.trainer_spec.treat_whitespace_as_suffix)
+    if model.add_dummy_prefix:
+        at_end = int(model.treat_whitespace_as_suffix)
         steps.append({"type": "Strip", "content": " ", "start": 1 - at_end, "stop": at_end})
     return {"type": "Sequence", "decoders": steps}
 
 
-def _bpe(proto: Any, pieces: Pieces) -> Json:
-    normal = {piece: score for piece, score, kind in pieces if kind == _NORMAL}
+def _bpe(model: SentencePieceModel) -> Json:
+    normal = {piece: score for piece, score, kind in model.pieces if kind == _NORMAL}
     return {
         "type": "BPE",
         "dropout": None,
-        "unk_token": next(piece for piece, _, kind in pieces if kind == _UNKNOWN),
+        "unk_token": next(each.piece for each in model.pieces if each.type == _UNKNOWN),
         "continuing_subword_prefix": None,
         "end_of_word_suffix": None,
         "fuse_unk": True,
-        "byte_fallback": bool(proto.trainer_spec.byte_fallback),
-        "ignore_merges": any(kind == _USER for _, _, kind in pieces),  # a symbol, which is isolated, is a piece
-        "vocab": {piece: index for index, (piece, _, _) in enumerate(pieces)},
-        "merges": _merges(normal) if proto.trainer_spec.model_type == _BPE else [],
+        "byte_fallback": model.byte_fallback,
+        "ignore_merges": bool(model.symbols),  # a symbol, which is isolated, is a piece
+        "vocab": {each.piece: index for index, each in enumerate(model.pieces)},
+        "merges": _merges(normal) if model.model_type == _BPE else [],
     }
 
 
@@ -310,15 +278,15 @@ def _merges(normal: dict[str, float]) -> list[list[str]]:
     return [[left, right] for *_, left, right in sorted(ranked, key=lambda merge: merge[:3])]
 
 
-def _unigram(proto: Any, pieces: Pieces) -> Json:
-    best = max((score for _, score, kind in pieces if kind == _NORMAL), default=0.0)
+def _unigram(model: SentencePieceModel) -> Json:
+    best = max((each.score for each in model.pieces if each.type == _NORMAL), default=0.0)
 
     def score_of(piece: str, score: float, kind: int) -> float:
         return len(piece.encode()) * best - 0.1 if kind == _USER else score  # of bytes, as SentencePiece computes it
 
     return {
         "type": "Unigram",
-        "unk_id": next(index for index, (_, _, kind) in enumerate(pieces) if kind == _UNKNOWN),
-        "byte_fallback": bool(proto.trainer_spec.byte_fallback),
-        "vocab": [[piece, score_of(piece, score, kind)] for piece, score, kind in pieces],
+        "unk_id": next(index for index, each in enumerate(model.pieces) if each.type == _UNKNOWN),
+        "byte_fallback": model.byte_fallback,
+        "vocab": [[each.piece, score_of(*each)] for each in model.pieces],
     }

@@ -9,7 +9,7 @@ They are left out.
 """
 
 import json
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 from typing import Any
 
 import tokenizers
@@ -60,11 +60,12 @@ def with_special(description: dict[str, Any], names: Container[str]) -> dict[str
     return description | {"added_tokens": marked}
 
 
-def keeps_text(description: dict[str, Any], special: Container[str]) -> bool:
+def keeps_text(tokenizer: tokenizers.Tokenizer, description: dict[str, Any], special: Collection[str]) -> bool:
     """Return True if the tokens of any text spell its bytes: byte-level BPE with all bytes, which changes nothing.
 
     Args:
-        description: the parsed tokenizer.json.
+        tokenizer: the library's tokenizer.
+        description: its parsed tokenizer.json.
         special: names of its special tokens, which spell nothing; none of them may stand for text.
     """
     model, decoder = description.get("model") or {}, json.dumps(description.get("decoder"))
@@ -80,19 +81,29 @@ def keeps_text(description: dict[str, Any], special: Container[str]) -> bool:
         and not any(each["lstrip"] or each["rstrip"] for each in description.get("added_tokens") or ())
         and _only_splits(description.get("pre_tokenizer"))
         and not any(name in special for name in _made_of_text(model))
+        and not (
+            model.get("ignore_merges") and any(name in model["vocab"] and _is_word(name, tokenizer) for name in special)
+        )
     )
+
+
+# What is put around a name: a splitter may leave it whole beside some kinds of characters only.
+_BESIDE = ("", " ", "a", "1", ".", "\n")
+
+
+def _is_word(name: str, tokenizer: tokenizers.Tokenizer) -> bool:
+    """Return True if the pre-tokenizer leaves a name whole, so that it is a token where merges are ignored."""
+    text = tokenizers.decoders.ByteLevel().decode([name])
+    texts = (f"{before}{text}{after}" for before in _BESIDE for after in _BESIDE)
+    return any(word == name for each in texts for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(each))
 
 
 def _made_of_text(model: dict[str, Any]) -> Iterator[str]:
     """Yield the entries of a BPE vocabulary that stand for text: single characters, and what merges give.
 
-    Special tokens are often entries, too, that no merge gives. Without merges, a word that is an entry is its token.
+    Special tokens are often entries, too, that no merge gives.
     """
-    vocabulary = model["vocab"]
-    if model.get("ignore_merges"):
-        yield from vocabulary
-        return
-    yield from (entry for entry in vocabulary if len(entry) == 1)
+    yield from (entry for entry in model["vocab"] if len(entry) == 1)
     for merge in model.get("merges") or ():
         yield merge.replace(" ", "", 1) if isinstance(merge, str) else "".join(merge)
 
