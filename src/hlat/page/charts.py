@@ -52,8 +52,8 @@ class ChartAxis:
         return (value - self.least) / (self.most - self.least)
 
 
-def make_axis(values: Sequence[float], *, log: bool = False, zero: bool = False) -> ChartAxis:
-    """Choose range and about five ticks of an axis.
+def make_axis(values: Sequence[float], *, log: bool = False, zero: bool = False, count: int = 5) -> ChartAxis:
+    """Choose range and ticks of an axis, about ``count`` of them.
 
     ``log`` is ignored unless all values are positive; ``zero`` begins a linear axis at zero.
     """
@@ -66,7 +66,7 @@ def make_axis(values: Sequence[float], *, log: bool = False, zero: bool = False)
     if most - least <= _LEAST_RANGE * max(abs(least), abs(most)):
         margin = abs(least) * 0.05 or 1.0
         least, most = least - (0.0 if zero and least == 0 else margin), most + margin
-    return ChartAxis(least, most, False, _even_ticks(least, most, 5))
+    return ChartAxis(least, most, False, _even_ticks(least, most, count))
 
 
 def _even_ticks(least: float, most: float, count: int) -> tuple[float, ...]:
