@@ -38,13 +38,14 @@ class _StoreError(Exception):
     """Error of the object store, wrapped to tell it from errors of the local disk."""
 
 
-def _request(doing: str) -> Callable[[Method], Method]:
-    """Make a method a request about the object that is its first argument: retried, with errors that name it."""
+def _request(doing: str, named_by: int = 0) -> Callable[[Method], Method]:
+    """Make a method a request about the object that argument ``named_by`` names: retried, with errors that name it."""
 
     def decorate(method: Method) -> Method:
         @functools.wraps(method)
-        def retried(self: "ObjectStoreClient", name: str = "", *arguments: Any) -> Any:
-            return self._with_retries(f"{doing} {self.url_of(name)}", name, lambda: method(self, name, *arguments))
+        def retried(self: "ObjectStoreClient", *arguments: Any) -> Any:
+            name = arguments[named_by] if arguments else ""
+            return self._with_retries(f"{doing} {self.url_of(name)}", name, lambda: method(self, *arguments))
 
         return cast(Method, retried)
 
@@ -108,8 +109,8 @@ class ObjectStoreClient:
         with suppress(FileNotFoundError):
             fs.rm(f"{root}/{name}", recursive=True)
 
-    @_request("writing")
-    def upload(self, name: str, source: Path, record: FileRecord) -> None:
+    @_request("writing", named_by=1)
+    def upload(self, source: Path, name: str, record: FileRecord) -> None:
         """Upload a file, and complete the object only if it matches its record; CheckpointError if it does not."""
         fs, root = self._connect()
         out = fs.open(f"{root}/{name}", "wb", block_size=_PART_BYTES)

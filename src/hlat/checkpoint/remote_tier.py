@@ -141,7 +141,7 @@ class RemoteTier:
     def _send(self, folder: Path, files: Mapping[str, FileRecord]) -> None:
         names = [f"{folder.name}/{name}" for name in files]
         with ThreadPoolExecutor(TRANSFERS) as pool:
-            list(pool.map(self._client.upload, names, map(folder.joinpath, files), files.values()))
+            list(pool.map(self._client.upload, map(folder.joinpath, files), names, files.values()))
 
     def _commit(self, folder: Path, manifest: CheckpointManifest) -> None:
         self._client.put(f"{folder.name}/{MANIFEST_NAME}", read_envelope(folder, MANIFEST_NAME))

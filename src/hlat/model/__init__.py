@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hlat.model.document_attention import DocumentMask as DocumentMask
     from hlat.model.hf_config import SpecialIds as SpecialIds
     from hlat.model.hf_config import hf_class as hf_class
+    from hlat.model.hf_folder import LazyTensors as LazyTensors
     from hlat.model.hf_folder import read_hf as read_hf
     from hlat.model.hf_folder import read_special_ids as read_special_ids
     from hlat.model.hf_folder import write_hf as write_hf
@@ -92,7 +93,7 @@ __getattr__ = lazily(
         "decoding": "CompiledStep compile_step",
         "document_attention": "DOCUMENT_ATTENTION DocumentMask",
         "hf_config": "SpecialIds hf_class",
-        "hf_folder": "read_hf read_special_ids write_hf",
+        "hf_folder": "LazyTensors read_hf read_special_ids write_hf",
         "kernels.attention": "ATTENTION head_sums_shape",
         "kernels.operations": (
             "are_used_on attention_is_used_on builds_masks describe_attention describe_kernels fuses_in_triton"

@@ -50,9 +50,9 @@ def test_an_upload_is_completed_only_if_the_file_matches_its_checksum(
     reached = ObjectStoreClient("s3://bucket/run", 0)
     if damaged:
         with pytest.raises(CheckpointError, match=r"a\.distcp: does not match its checksum"):
-            reached.upload("a.distcp", file, record)
+            reached.upload(file, "a.distcp", record)
     else:
-        reached.upload("a.distcp", file, record)
+        reached.upload(file, "a.distcp", record)
     [upload] = store.uploads
     assert upload.ends == ["discarded" if damaged else "completed"]
     assert upload.closed, "otherwise the garbage collector would complete it"

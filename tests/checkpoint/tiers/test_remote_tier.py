@@ -147,9 +147,9 @@ def test_a_checkpoint_is_uploaded_and_downloaded_unchanged(run: Run, s3: ObjectS
 
 def test_each_rank_uploads_the_files_it_wrote(run: Run, s3: ObjectStore) -> None:
     class RecordingClient(ObjectStoreClient):
-        def upload(self, name: str, *rest: Any) -> None:
-            sent.append((self.rank, name.rpartition("/")[2]))
-            super().upload(name, *rest)
+        def upload(self, source: Path, *rest: Any) -> None:
+            sent.append((self.rank, source.name))
+            super().upload(source, *rest)
 
         rank = -1
 
@@ -209,9 +209,9 @@ class CountingClient(ObjectStoreClient):
         self.change()
         super().remove(name)
 
-    def upload(self, name: str, *rest: Any) -> None:
+    def upload(self, source: Path, *rest: Any) -> None:
         self.change()
-        super().upload(name, *rest)
+        super().upload(source, *rest)
 
 
 def upload_and_prune(run: Run, client: ObjectStoreClient) -> None:

@@ -8,7 +8,6 @@ To add a format: a file with a ``SourceFormat`` (see ``base.py``), and its line 
 """
 
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from hlat.checkpoint.protocol.commit import CheckpointContent, commit
 from hlat.checkpoint.saved_run import TOKENIZER, software_versions
 from hlat.checkpoint.state import MODEL
 from hlat.config import ModelConfig, model_section
-from hlat.model import read_hf, read_special_ids
+from hlat.model import LazyTensors, read_hf, read_special_ids
 from hlat.runtime.errors import CheckpointError
 from hlat.runtime.storage.hub import TOKENIZER_FILES
 
@@ -42,11 +41,15 @@ class HuggingFaceFolder(SourceFormat):
         special, generation = read_special_ids(folder)
         return SourceModel(
             ModelConfig.model_validate(fields),
-            {name: SourceTensor(tensors.header(name), partial(tensors.__getitem__, name)) for name in tensors},
+            {name: _source_tensor(tensors, name) for name in tensors},
             tokenizer_files_in(folder),
             special,
             generation,
         )
+
+
+def _source_tensor(tensors: LazyTensors, name: str) -> SourceTensor:
+    return SourceTensor(tensors.header(name), lambda: tensors[name])
 
 
 def tokenizer_files_in(folder: Path) -> dict[str, Path]:
