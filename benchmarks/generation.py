@@ -28,12 +28,12 @@ set_spin_count(now, now)  # as the command does, before torch is imported
 import torch  # noqa: E402
 
 from hlat.config.sections.model import ModelConfig  # noqa: E402
-from hlat.evaluation.fast_decoding import prepare_to_generate  # noqa: E402
 from hlat.evaluation.generation import (  # noqa: E402
     BatchGenerator,
     GenerationRequest,
     plan_generation,
 )
+from hlat.evaluation.next_token import prepare_to_generate  # noqa: E402
 from hlat.evaluation.scoring import (  # noqa: E402
     ScoreRequest,
     score_all,

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from hlat.checkpoint import collect, end_token_ids, export_hf, import_hf, load_model
+from hlat.checkpoint import collect, end_token_ids, export_hf, import_model, load_model
 from hlat.checkpoint.format.filesystem import Disk
 from hlat.checkpoint.format.tensor_files import replicated_chunks
 from hlat.checkpoint.protocol.reader import open_checkpoint, read_meta, resolve, verify_checkpoint
@@ -82,7 +82,7 @@ def test_the_export_of_an_import_equals_the_original(
 ) -> None:
     """All files are equal, byte for byte."""
     source = hf_folder(tmp_path / "source", tokenizer, dtype, **FAMILIES[family])
-    checkpoint = import_hf(source, tmp_path / "imported")
+    checkpoint = import_model(source, tmp_path / "imported")
     assert verify_checkpoint(checkpoint) == []
     exported = export_hf(checkpoint, tmp_path / "exported")
     assert_equal(stored(exported), stored(source))
@@ -115,7 +115,7 @@ def test_a_run_with_biases_is_exported_with_the_ids_of_its_tokenizer(tmp_path: P
     ids = torch.tensor([ours.encode(texts[0])])
     # float32 sums of 40 terms at most in another order
     torch.testing.assert_close(loaded(ids).logits, model(ids), rtol=1e-4, atol=1e-5)
-    again, _ = load_model(import_hf(exported, tmp_path / "again"), "cpu")
+    again, _ = load_model(import_model(exported, tmp_path / "again"), "cpu")
     assert_equal(weights(again), weights(model))
 
 
@@ -139,7 +139,7 @@ def test_a_transformers_model_is_imported_and_exported(tmp_path: Path, tokenizer
     for file in tokenizer.iterdir():
         (tmp_path / "source" / file.name).write_bytes(file.read_bytes())
 
-    checkpoint = import_hf(tmp_path / "source", tmp_path / "imported")
+    checkpoint = import_model(tmp_path / "source", tmp_path / "imported")
     assert read_meta(checkpoint)["step"] == 0
     assert end_token_ids(open_checkpoint(checkpoint)) == {EOS, 5}
     exported = export_hf(checkpoint, tmp_path / "exported")
@@ -208,7 +208,7 @@ def test_generation_ids_are_kept_apart_from_model_ids(tmp_path: Path, tokenizer:
     (source / "config.json").write_text(json.dumps(config | {"eos_token_id": [EOS, 7], "pad_token_id": 9}))
     generation = {"bos_token_id": BOS, "eos_token_id": [EOS, 7, 8], "pad_token_id": 0, "temperature": 0.6}
     (source / "generation_config.json").write_text(json.dumps(generation))
-    checkpoint = import_hf(source, tmp_path / "imported")
+    checkpoint = import_model(source, tmp_path / "imported")
     exported = export_hf(checkpoint, tmp_path / "exported")
     assert special_ids(exported) == special_ids(source)
     assert special_ids(exported)["generation_config.json"]["eos_token_id"] == [EOS, 7, 8]
@@ -221,7 +221,7 @@ def test_invalid_token_ids_are_left_out(tmp_path: Path, tokenizer: Path, invalid
     source = hf_folder(tmp_path / "source", tokenizer, torch.float32)
     for name in ("config.json", "generation_config.json"):
         (source / name).write_text(json.dumps(json.loads((source / name).read_text()) | {"eos_token_id": invalid}))
-    exported = export_hf(import_hf(source, tmp_path / "imported"), tmp_path / "exported")
+    exported = export_hf(import_model(source, tmp_path / "imported"), tmp_path / "exported")
     assert special_ids(exported) == {name: {"bos_token_id": BOS} for name in special_ids(exported)}
 
 
@@ -232,11 +232,11 @@ def test_the_error_for_a_full_disk_has_advice_for_an_import(
     source = hf_folder(tmp_path / "source", tokenizer, torch.float32)
     monkeypatch.setattr(Disk, "free_bytes", lambda *_: 1000)
     with pytest.raises(StorageError, match="free some space there, or name another folder to write to") as foreseen:
-        import_hf(source, tmp_path / "out")
+        import_model(source, tmp_path / "out")
     monkeypatch.setattr(Disk, "free_bytes", lambda *_: 1 << 40)
     monkeypatch.setattr(Disk, "write", full)
     with pytest.raises(StorageError, match="free some space there, or name another folder to write to") as met:
-        import_hf(source, tmp_path / "out")
+        import_model(source, tmp_path / "out")
     assert not any(word in f"{foreseen.value}{met.value}" for word in ("run.dir", "keep_last"))
 
 
@@ -249,9 +249,9 @@ def test_an_import_does_not_overwrite_files(tmp_path: Path, tokenizer: Path) -> 
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "notes").write_text("mine")
     with pytest.raises(CheckpointError, match="not empty"):
-        import_hf(source, tmp_path / "used")
+        import_model(source, tmp_path / "used")
     (tmp_path / "empty").mkdir()
-    assert resolve(import_hf(source, tmp_path / "empty")) == tmp_path / "empty"
+    assert resolve(import_model(source, tmp_path / "empty")) == tmp_path / "empty"
     assert {path.name for path in tmp_path.iterdir()} == {"source", "used", "empty", "tokenizer"}
 
 
@@ -260,7 +260,7 @@ def test_a_failed_import_leaves_nothing(tmp_path: Path, tokenizer: Path) -> None
     weights = source / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        import_hf(source, tmp_path / "out")
+        import_model(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert {path.name for path in tmp_path.iterdir()} == {"source", "tokenizer"}
 
@@ -296,7 +296,7 @@ def test_weights_that_do_not_fit_their_own_config_are_listed(tmp_path: Path) -> 
 
 def test_single_tensors_can_be_read(tmp_path: Path, tokenizer: Path) -> None:
     source = hf_folder(tmp_path / "source", tokenizer, torch.float32)
-    checkpoint = open_checkpoint(import_hf(source, tmp_path / "imported"))
+    checkpoint = open_checkpoint(import_model(source, tmp_path / "imported"))
     name = "model.model.norm.weight"
     assert_equal(checkpoint.read([name]), {name: stored(source)["model.norm.weight"]})
     with pytest.raises(CheckpointError, match=r"has no tensor model\.other"):
@@ -307,7 +307,7 @@ def test_a_pickled_model_is_refused(tmp_path: Path, tokenizer: Path) -> None:
     source = hf_folder(tmp_path / "source", tokenizer, torch.float32)
     (source / "model.safetensors").rename(source / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="pickle"):
-        import_hf(source, tmp_path / "out")
+        import_model(source, tmp_path / "out")
     save_file({"unrelated": torch.zeros(1)}, source / "model.safetensors")
     with pytest.raises(CheckpointError, match="unexpected"):
-        import_hf(source, tmp_path / "out")
+        import_model(source, tmp_path / "out")

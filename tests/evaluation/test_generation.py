@@ -10,8 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hlat.config.sections.model import ModelConfig
 from hlat.evaluation import Sampling, generate
-from hlat.evaluation.fast_decoding import _TokenStep
-from hlat.evaluation.sampling import choose_on_device, choose_token, running_sum
+from hlat.evaluation.next_token import _TokenStep, choose_on_device, choose_token, running_sum
 from hlat.model import build
 from hlat.runtime.backend.cpu import CpuBackend
 from hlat.runtime.errors import DataError
@@ -31,7 +30,12 @@ def model():
 def test_the_text_is_the_same_with_and_without_the_kv_cache(model, sampling):
     prompt = [1, 7, 3, 3, 20]
     cached = generate(model, prompt, 40, sampling)
-    assert cached == generate(model, prompt, 40, sampling, use_cache=False)
+    text = list(prompt)
+    with torch.no_grad():
+        for index in range(40):
+            logits = model.head(model.hidden(torch.tensor([text]))[0, -1])
+            text.append(choose_token(logits, sampling or Sampling(), index))
+    assert cached == text[len(prompt) :]
     assert len(cached) == 40 and len(set(cached)) > 3
 
 
@@ -134,14 +138,13 @@ def test_the_end_of_text_token_ends_the_text_and_is_not_returned(model):
     assert generate(model, [4, 2], 30, end_ids={end}) == greedy[: greedy.index(end)]
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_generation_ends_at_the_maximum_sequence_length(model, use_cache):
+def test_generation_ends_at_the_maximum_sequence_length(model):
     """Positions beyond it were never trained. A model without a maximum has no such limit."""
     prompt = [1, 7, 3, 3, 20]
     free = generate(model, prompt, 40)
     declared = build(CONFIG.model_copy(update={"max_sequence_length": 16}), device="cpu", seed=2, dtype=torch.float64)
-    assert generate(declared, prompt, 40, use_cache=use_cache) == free[: 16 - len(prompt)]
-    assert generate(declared, prompt, 3, use_cache=use_cache) == free[:3]
+    assert generate(declared, prompt, 40) == free[: 16 - len(prompt)]
+    assert generate(declared, prompt, 3) == free[:3]
     assert len(generate(declared, [1] * 15, 3)) == 1
     with pytest.raises(DataError, match=r"16 tokens.*limit is 16 .*Shorten the prompt to 15"):
         generate(declared, [1] * 16, 3)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hlat.evaluation import generate
-from hlat.evaluation.fast_decoding import FEWEST_TOKENS, PackedProduct, pack_weights, packed_weights
 from hlat.evaluation.generation import BatchGenerator, GenerationRequest, plan_generation
+from hlat.evaluation.next_token import FEWEST_TOKENS, PackedProduct, pack_weights, packed_weights
 from hlat.model import Decoder, Linear
 from hlat.model.kernels import matmul as products
 from hlat.parallel import ForwardModel

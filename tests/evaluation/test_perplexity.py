@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import normalizers
 
-from hlat.checkpoint import collect, export_hf, import_hf
+from hlat.checkpoint import collect, export_hf, import_model
 from hlat.checkpoint.protocol.reader import resolve
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.config import Recipe
@@ -147,7 +147,7 @@ def test_data_of_another_tokenizer_is_refused(run: Path, tmp_path: Path, vocab_s
 
 
 def test_imported_weights_are_evaluated_on_the_given_data(run: Path, expected: Perplexity, tmp_path: Path) -> None:
-    imported = import_hf(export_hf(run, tmp_path / "hf"), tmp_path / "imported")
+    imported = import_model(export_hf(run, tmp_path / "hf"), tmp_path / "imported")
     with pytest.raises(DataError, match="--data"):
         evaluate_checkpoint(imported)
     found = evaluate_checkpoint(imported, data=run / "data")
@@ -161,7 +161,7 @@ def test_an_imported_model_with_a_long_context_is_evaluated_in_shorter_windows(r
     hf = export_hf(run, tmp_path / "hf")
     config = json.loads((hf / "config.json").read_text()) | {"max_position_embeddings": 1 << 20}
     (hf / "config.json").write_text(json.dumps(config))
-    found = evaluate_checkpoint(import_hf(hf, tmp_path / "imported"), data=run / "data")
+    found = evaluate_checkpoint(import_model(hf, tmp_path / "imported"), data=run / "data")
     assert math.isfinite(found.loss)
 
 
@@ -169,7 +169,7 @@ def test_an_imported_model_without_a_tokenizer_needs_embedding_rows_for_all_ids(
     hf = export_hf(run, tmp_path / "hf")
     for file in hf.glob("*token*"):
         file.unlink()
-    imported = import_hf(hf, tmp_path / "imported")
+    imported = import_model(hf, tmp_path / "imported")
     assert math.isfinite(evaluate_checkpoint(imported, data=run / "data").loss)
     with pytest.raises(DataError, match="400 tokens, the model only 320"):
         evaluate_checkpoint(imported, data=other_data(tmp_path, 400))

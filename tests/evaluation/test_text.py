@@ -7,7 +7,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from hlat.checkpoint import import_hf
+from hlat.checkpoint import import_model
 from hlat.config.sections.model import ModelConfig
 from hlat.evaluation import generate_text
 from hlat.model import build
@@ -53,7 +53,7 @@ def test_the_prompt_begins_with_a_bos_token_if_the_tokenizer_adds_one(tmp_path: 
     texts = []
     for begin in (True, False):
         source = write_model(tmp_path / str(begin), begin)
-        checkpoint = import_hf(source, tmp_path / str(begin) / "imported")
+        checkpoint = import_model(source, tmp_path / str(begin) / "imported")
         texts.append(generate_text(checkpoint, PROMPT, NEW))
         assert texts[-1] == of_transformers(source)[1]
     assert texts[0] != texts[1], "a BOS token makes a difference to this model"
@@ -68,7 +68,7 @@ def test_each_end_of_text_token_ends_the_text(tmp_path: Path) -> None:
     shorter, _ = of_transformers(source)
     first = ids.index(ids[6])
     assert shorter == ids[: first + 1], "transformers returns the token that ends the text"
-    found = generate_text(import_hf(source, tmp_path / "imported"), PROMPT, NEW)
+    found = generate_text(import_model(source, tmp_path / "imported"), PROMPT, NEW)
     assert found.split() == text.split()[:first]
 
 
@@ -77,4 +77,4 @@ def test_a_checkpoint_without_a_tokenizer_is_an_error_that_says_what_would_work(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (source / name).unlink()
     with pytest.raises(CheckpointError, match=r"has no tokenizer.*run hlat import again"):
-        generate_text(import_hf(source, tmp_path / "imported"), PROMPT, NEW)
+        generate_text(import_model(source, tmp_path / "imported"), PROMPT, NEW)

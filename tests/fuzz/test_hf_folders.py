@@ -1,6 +1,6 @@
 """Hostile Hugging Face folders and tokenizers: an import is refused with a message, or gives the folder's own weights.
 
-    a small model folder, one thing changed --import_hf, generate_text--> HlatError, or the weights of the files
+    a small model folder, one thing changed --import_model, generate_text--> HlatError, or the weights of the files
 
 Changes affect numbers and types in config.json, headers of safetensors, the shard index, the tokenizer, and raw bytes.
 """
@@ -21,7 +21,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from hlat.checkpoint import import_hf
+from hlat.checkpoint import import_model
 from hlat.checkpoint.protocol.reader import open_checkpoint
 from hlat.config.sections.model import ModelConfig
 from hlat.evaluation import generate_text
@@ -160,7 +160,7 @@ def try_one(folder: Path, scratch: Path, seed: int) -> str:
     stored = weights_in(changed)
     try:
         with time_limit():
-            checkpoint = open_checkpoint(import_hf(changed, scratch / "out"))
+            checkpoint = open_checkpoint(import_model(changed, scratch / "out"))
             loaded = checkpoint.load("model.")
             if any(tensor.numpy().tobytes() not in stored for tensor in loaded.values()):
                 return f"{change}: weights that are not in the files"

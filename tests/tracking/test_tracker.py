@@ -16,7 +16,7 @@ from hlat.config import BatchSchedule
 from hlat.config.sections.operation import TrackingConfig
 from hlat.runtime.errors import StorageError
 from hlat.tracking import EventLog, open_tracker, read_events, read_metrics
-from hlat.tracking.console import PlainConsole, ProgressBarConsole, SilentConsole, duration, make_console, rate, size
+from hlat.tracking.console import Console, PlainConsole, ProgressBarConsole, duration, make_console, rate, size
 from hlat.tracking.progress import DataProgress, StageLines
 from hlat.tracking.tracker import Eta
 from tests.support.terminal import Screen
@@ -218,7 +218,7 @@ def test_auto_is_the_progress_bar_on_a_capable_terminal_and_plain_elsewhere(
     assert kind("auto", terminal) is ProgressBarConsole
     assert kind("auto", io.StringIO()) is PlainConsole
     assert kind("plain", terminal) is PlainConsole
-    assert kind("none", terminal) is SilentConsole
+    assert kind("none", terminal) is Console
     monkeypatch.setenv("TERM", "dumb")
     assert kind("auto", terminal) is PlainConsole
 

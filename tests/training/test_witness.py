@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from hlat.checkpoint import import_hf
+from hlat.checkpoint import import_model
 from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
 from tests.support.training import plain_loop, whole_runs
 
@@ -113,7 +113,7 @@ def run(request: pytest.FixtureRequest, hf_folder: Path, corpus: Path) -> Run:
     folder.mkdir()
     start = hf_folder.with_name("start")
     if not start.exists():
-        import_hf(hf_folder, start)
+        import_model(hf_folder, start)
     n, data = NUMBERS, hf_folder.with_name("data")
     content = {
         "run": {"dir": str(folder / "run"), "device": "cpu"},

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from hlat.evaluation.fast_decoding import prepare_to_generate
 from hlat.evaluation.generation import BatchGenerator, GenerationRequest, plan_generation
 from hlat.evaluation.generation import generate as generate_one
-from hlat.evaluation.sampling import Sampling
+from hlat.evaluation.next_token import Sampling, prepare_to_generate
 from hlat.evaluation.scoring import ScoreRequest, score_all
 from hlat.model import build
 from hlat.parallel import ForwardModel

@@ -22,9 +22,9 @@ import torch
 
 from hlat.checkpoint.format.filesystem import NEW_FOLDER_REMEDY, Disk, check_new_folder
 from hlat.checkpoint.format.tensor_files import ComputedChunk, Region
-from hlat.checkpoint.inventory import find_checkpoints_folder, list_checkpoints
+from hlat.checkpoint.inventory import committed_checkpoints, find_checkpoints_folder
 from hlat.checkpoint.protocol.commit import CheckpointContent, commit
-from hlat.checkpoint.protocol.reader import MANIFEST_NAME, Checkpoint, hash_file, open_checkpoint, resolve
+from hlat.checkpoint.protocol.reader import MANIFEST_NAME, Checkpoint, hash_file, open_checkpoint, resolve, step_of_path
 from hlat.checkpoint.saved_run import differing_tokenizers, software_versions, stored_tokenizer_files
 from hlat.checkpoint.state import MODEL
 from hlat.checkpoint.stored_model import model_config, weights_prefix
@@ -124,11 +124,11 @@ def _parents(paths: Sequence[str | Path], last: int | None) -> list[Path]:
 
 
 def _newest(run: Path, count: int) -> list[Path]:
-    entries = [entry for entry in list_checkpoints(find_checkpoints_folder(run)) if entry.state == "committed"]
-    if not 0 < count <= len(entries):
-        there = ", ".join(f"{entry.step:,}" for entry in entries) or "none"
+    found = committed_checkpoints(find_checkpoints_folder(run))
+    if not 0 < count <= len(found):
+        there = ", ".join(f"{step_of_path(path):,}" for path in found) or "none"
         raise CheckpointError(f"{run}: cannot average its last {count} checkpoints; steps of those it has: {there}.")
-    return [Path(entry.location) for entry in entries[-count:]]
+    return found[-count:]
 
 
 def _factors(

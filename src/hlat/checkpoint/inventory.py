@@ -103,16 +103,20 @@ def list_checkpoints(folder: Path) -> list[CheckpointEntry]:
     return sorted(found, key=lambda entry: (entry.step, entry.name))
 
 
+def committed_checkpoints(folder: Path) -> list[Path]:
+    """List the committed checkpoints in a folder whose small files are undamaged, by step."""
+    return [Path(entry.location) for entry in list_checkpoints(folder) if entry.state == "committed"]
+
+
 def open_unverified(path: Path) -> Checkpoint:
     """Open a checkpoint, or the newest of a run, comparing only its small files; CheckpointError if damaged."""
     if is_checkpoint(path):
         _verify_small_files(path)
         return open_checkpoint(path)
-    folder = find_checkpoints_folder(path)
-    committed = [entry for entry in list_checkpoints(folder) if entry.state == "committed"]
+    committed = committed_checkpoints(find_checkpoints_folder(path))
     if not committed:
         raise CheckpointError(f"{path}: no readable checkpoint there.")
-    return open_checkpoint(Path(committed[-1].location))
+    return open_checkpoint(committed[-1])
 
 
 def _verify_small_files(path: Path) -> CheckpointManifest:
@@ -144,10 +148,13 @@ def _read_entry(path: Path) -> CheckpointEntry | None:
         tokens = open_checkpoint(path).meta.get("tokens")
         saved = datetime.fromtimestamp((path / MARKER_NAME).stat().st_mtime, UTC)
     except (CheckpointError, FileNotFoundError) as error:
-        state: CheckpointState = "newer format" if isinstance(error, CheckpointFormatError) else "damaged"
         # None: a run that is training has removed it meanwhile.
-        return CheckpointEntry(str(path), step, state, problem=str(error)) if path.exists() else None
+        return CheckpointEntry(str(path), step, _state_after(error), problem=str(error)) if path.exists() else None
     return CheckpointEntry(str(path), step, "committed", sum(manifest.file_bytes.values()), saved, tokens)
+
+
+def _state_after(error: Exception) -> CheckpointState:
+    return "newer format" if isinstance(error, CheckpointFormatError) else "damaged"
 
 
 def group_tensors(checkpoint: Checkpoint) -> list[TensorGroup]:
@@ -214,11 +221,7 @@ def verify_remote(client: ObjectStoreClient, step: int) -> list[str]:
         names = list(manifest.files)
         found = pool.map(lambda name: client.hash_object(f"{step_folder_name(step)}/{name}"), names)
         problems = find_differences(manifest, dict(zip(names, found, strict=True)))
-    return problems or _remote_content_problems(client, manifest)
-
-
-def _remote_content_problems(client: ObjectStoreClient, manifest: CheckpointManifest) -> list[str]:
-    return manifest.content_problems(lambda name: _remote_content(client, manifest.step, name))
+    return problems or manifest.content_problems(lambda name: _remote_content(client, step, name))
 
 
 def _remote_content(client: ObjectStoreClient, step: int, name: str) -> bytes:
@@ -289,18 +292,13 @@ class RemotePrefix:
         try:
             remote = read_remote_manifest(self._client, step)
             meta = remote.manifest.format.read_meta(lambda name: self._read_small_file(step, name, remote))
-        except CheckpointFormatError as error:
-            return CheckpointEntry(url, step, "newer format", problem=str(error))
         except CheckpointError as error:
-            return CheckpointEntry(url, step, "damaged", problem=str(error))
-        return CheckpointEntry(
-            url, step, "committed", sum(remote.manifest.file_bytes.values()), None, meta.get("tokens")
-        )
+            return CheckpointEntry(url, step, _state_after(error), problem=str(error))
+        size = sum(remote.manifest.file_bytes.values())
+        return CheckpointEntry(url, step, "committed", size, None, meta.get("tokens"))
 
     def _read_small_file(self, step: int, name: str, remote: RemoteManifest) -> bytes:
-        content = self._client.read(f"{step_folder_name(step)}/{name}")
-        if content is None:
-            raise CheckpointError(f"{name} is missing")
+        content = _remote_content(self._client, step, name)
         if hashlib.sha256(content).hexdigest() != remote.manifest.files[name].sha256:
             raise CheckpointError(f"{name} does not match its checksum")
         return content

@@ -12,14 +12,15 @@ by a put. If two writers do this at the same time, the later one wins, and the o
 object back.
 """
 
+import functools
 import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from hlat.checkpoint.format.filesystem import READ_REMEDY, RUN_REMEDY, Disk, FileRecord, HashedFile, storage_error
+from hlat.checkpoint.format.filesystem import READ_REMEDY, Disk, FileRecord, HashedFile, storage_errors
 from hlat.runtime.errors import CheckpointError, HlatError, StorageError
 from hlat.runtime.progress import advance, blocking_call
 from hlat.runtime.storage.object_stores import FailureKind, classify_error, explain_failure, open_filesystem
@@ -30,10 +31,25 @@ _PART_BYTES = 1 << 24  # bytes per request: transfer time exceeds latency; S3 al
 _FIRST, _LONGEST = 1.0, 60.0  # backoff between attempts, in seconds
 
 T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class _StoreError(Exception):
     """Error of the object store, wrapped to tell it from errors of the local disk."""
+
+
+def _request(doing: str, named_by: int = 0) -> Callable[[Method], Method]:
+    """Make a method a request about the object that argument ``named_by`` names: retried, with errors that name it."""
+
+    def decorate(method: Method) -> Method:
+        @functools.wraps(method)
+        def retried(self: "ObjectStoreClient", *arguments: Any) -> Any:
+            name = arguments[named_by] if arguments else ""
+            return self._with_retries(f"{doing} {self.url_of(name)}", name, lambda: method(self, *arguments))
+
+        return cast(Method, retried)
+
+    return decorate
 
 
 class ObjectStoreClient:
@@ -49,93 +65,53 @@ class ObjectStoreClient:
         self._backend: tuple[Any, str] | None = None
         self._has_answered = EarlierAttempt.read() is not None  # a run that goes on has reached it before
 
+    @_request("listing")
     def list_names(self, folder: str = "") -> list[str]:
         """List the names directly below a folder of the prefix; empty if there is no such folder."""
+        fs, root = self._connect()
+        at = f"{root}/{folder}".rstrip("/")
+        # fsspec caches listings, and other processes write to the store.
+        fs.invalidate_cache()
+        try:
+            found = fs.ls(at, detail=False)
+        except FileNotFoundError:
+            return []
+        return [name for path in found if (name := str(path).rstrip("/").removeprefix(at).strip("/"))]
 
-        def request() -> list[str]:
-            fs, root = self._connect()
-            at = f"{root}/{folder}".rstrip("/")
-            # fsspec caches listings, and other processes write to the store.
-            fs.invalidate_cache()
-            try:
-                found = fs.ls(at, detail=False)
-            except FileNotFoundError:
-                return []
-            return [name for path in found if (name := str(path).rstrip("/").removeprefix(at).strip("/"))]
-
-        return self._with_retries(f"listing {self.url_of(folder)}", folder, request)
-
+    @_request("reading")
     def read(self, name: str) -> bytes | None:
         """Read a small object; None if it does not exist."""
+        fs, root = self._connect()
+        try:
+            return bytes(fs.cat_file(f"{root}/{name}"))
+        except FileNotFoundError:
+            return None
 
-        def request() -> bytes | None:
-            fs, root = self._connect()
-            try:
-                return bytes(fs.cat_file(f"{root}/{name}"))
-            except FileNotFoundError:
-                return None
-
-        return self._with_retries(f"reading {self.url_of(name)}", name, request)
-
+    @_request("writing")
     def put(self, name: str, data: bytes) -> None:
-        def request() -> None:
-            fs, root = self._connect()
-            fs.pipe_file(f"{root}/{name}", data)
+        fs, root = self._connect()
+        fs.pipe_file(f"{root}/{name}", data)
 
-        self._with_retries(f"writing {self.url_of(name)}", name, request)
-
+    @_request("writing")
     def create(self, name: str, data: bytes) -> bytes:
         """Write a small object unless one of that name exists; return its content now: ``data``, or an earlier one."""
+        fs, root = self._connect()
+        with suppress(FileExistsError):
+            fs.pipe_file(f"{root}/{name}", data, mode="create")
+        # Read back, also because the response to the write may have been lost.
+        return bytes(fs.cat_file(f"{root}/{name}"))
 
-        def request() -> bytes:
-            fs, root = self._connect()
-            with suppress(FileExistsError):
-                fs.pipe_file(f"{root}/{name}", data, mode="create")
-            # Read back, also because the response to the write may have been lost.
-            return bytes(fs.cat_file(f"{root}/{name}"))
-
-        return self._with_retries(f"writing {self.url_of(name)}", name, request)
-
+    @_request("removing")
     def remove(self, name: str) -> None:
         """Remove an object, or all objects below a name, if any."""
+        fs, root = self._connect()
+        fs.invalidate_cache()
+        with suppress(FileNotFoundError):
+            fs.rm(f"{root}/{name}", recursive=True)
 
-        def request() -> None:
-            fs, root = self._connect()
-            fs.invalidate_cache()
-            with suppress(FileNotFoundError):
-                fs.rm(f"{root}/{name}", recursive=True)
-
-        self._with_retries(f"removing {self.url_of(name)}", name, request)
-
+    @_request("writing", named_by=1)
     def upload(self, source: Path, name: str, record: FileRecord) -> None:
         """Upload a file, and complete the object only if it matches its record; CheckpointError if it does not."""
-        self._with_retries(f"writing {self.url_of(name)}", name, lambda: self._send(source, name, record))
-
-    def download(self, name: str, disk: Disk, target: Path) -> FileRecord | None:
-        """Download an object to a new file and fsync it; return its size and hash, or None if it does not exist."""
-        return self._with_retries(f"reading {self.url_of(name)}", name, lambda: self._receive(name, disk, target))
-
-    def hash_object(self, name: str) -> FileRecord | None:
-        """Size and hash of an object, which is read completely; None if it does not exist."""
-
-        def request() -> FileRecord:
-            size, digest = 0, hashlib.sha256()
-            for block in self._read_blocks(name):
-                size += len(block)
-                digest.update(block)
-            return FileRecord(size, digest.hexdigest())
-
-        return self._with_retries(f"reading {self.url_of(name)}", name, lambda: _none_if_missing(request))
-
-    def url_of(self, name: str) -> str:
-        return f"{self.url}/{name}".rstrip("/")
-
-    def _connect(self) -> tuple[Any, str]:
-        if self._backend is None:
-            self._backend = open_filesystem(self.url, CheckpointError)
-        return self._backend
-
-    def _send(self, source: Path, name: str, record: FileRecord) -> None:
         fs, root = self._connect()
         out = fs.open(f"{root}/{name}", "wb", block_size=_PART_BYTES)
         try:
@@ -153,21 +129,43 @@ class ObjectStoreClient:
             out.closed = True  # else the garbage collector closes it, which would complete the object
             raise
 
-    def _receive(self, name: str, disk: Disk, target: Path) -> FileRecord | None:
-        def request() -> FileRecord:
-            try:
+    @_request("reading")
+    def download(self, name: str, disk: Disk, target: Path) -> FileRecord | None:
+        """Download an object to a new file and fsync it; return its size and hash, or None if it does not exist."""
+        failing = storage_errors(f"cannot write a local copy of {self.url_of(name)}", target.parent)
+        try:
+            with failing:
                 if target.exists():  # left by an interrupted attempt
                     disk.remove_file(target)
                 with HashedFile(disk, target) as file:
                     for block in self._read_blocks(name):
                         file.write(block)
                         file.check()
-            except OSError as exc:
-                failure = f"cannot write a local copy of {self.url_of(name)}"
-                raise storage_error(exc, failure, target.parent, remedy=RUN_REMEDY) from exc
             return file.record
+        except _StoreError as error:
+            _raise_unless_missing(error)
+            return None
 
-        return _none_if_missing(request)
+    @_request("reading")
+    def hash_object(self, name: str) -> FileRecord | None:
+        """Size and hash of an object, which is read completely; None if it does not exist."""
+        size, digest = 0, hashlib.sha256()
+        try:
+            for block in self._read_blocks(name):
+                size += len(block)
+                digest.update(block)
+        except _StoreError as error:
+            _raise_unless_missing(error)
+            return None
+        return FileRecord(size, digest.hexdigest())
+
+    def url_of(self, name: str) -> str:
+        return f"{self.url}/{name}".rstrip("/")
+
+    def _connect(self) -> tuple[Any, str]:
+        if self._backend is None:
+            self._backend = open_filesystem(self.url, CheckpointError)
+        return self._backend
 
     def _read_blocks(self, name: str) -> Iterator[bytes]:
         fs, root = self._connect()
@@ -209,19 +207,13 @@ class ObjectStoreClient:
         raise AssertionError("the last attempt returns or raises")
 
 
-def _none_if_missing(request: Callable[[], FileRecord]) -> FileRecord | None:
-    try:
-        return request()
-    except _StoreError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return None
-        raise
+def _raise_unless_missing(error: _StoreError) -> None:
+    if not isinstance(error.__cause__, FileNotFoundError):
+        raise error
 
 
 def _read_file(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            while block := file.read(_PART_BYTES):
-                yield block
-    except OSError as exc:
-        raise storage_error(exc, f"cannot read {path.name}", path.parent, remedy=READ_REMEDY) from exc
+    failing = storage_errors(f"cannot read {path.name}", path.parent, remedy=READ_REMEDY)
+    with failing, path.open("rb") as file:
+        while block := file.read(_PART_BYTES):
+            yield block

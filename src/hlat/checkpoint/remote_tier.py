@@ -10,13 +10,13 @@ A checkpoint in the store exists only if it has its marker. If its files do not 
 renamed to COMMITTED.bad. A prefix belongs to one run, which is named in its run.json.
 """
 
+import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
-from hlat.checkpoint.format.filesystem import RUN_REMEDY, Disk, FileRecord, make_folders, storage_error, write_file
+from hlat.checkpoint.format.filesystem import RUN_REMEDY, Disk, FileRecord, make_folders, storage_errors, write_file
 from hlat.checkpoint.inventory import (
     BAD_MARKER_NAME,
     TRANSFERS,
@@ -35,6 +35,7 @@ from hlat.checkpoint.protocol.reader import (
     STAGING_PREFIX,
     STEP_FOLDER,
     CheckpointManifest,
+    read_envelope,
     read_manifest,
     step_folder_name,
 )
@@ -45,7 +46,7 @@ from hlat.runtime.errors import CheckpointError, CheckpointFormatError
 
 _WRITTEN = re.compile(r"__(\d+)_\d+\.distcp")  # rank and number in the name of a tensor file
 
-T = TypeVar("T")
+_writing = functools.partial(storage_errors, "cannot write a downloaded checkpoint", None)
 
 
 class RemoteTier:
@@ -126,7 +127,7 @@ class RemoteTier:
         return None
 
     def _check_marker(self, folder: Path, stored: bytes) -> None:
-        if stored != _bytes(folder / MARKER_NAME):
+        if stored != read_envelope(folder, MARKER_NAME):
             raise CheckpointError(
                 f"{self._client.url_of(folder.name)}: is a different checkpoint of that step than {folder} and is not "
                 "overwritten. Two runs write to one prefix, or this run was moved back to an earlier step by hand: "
@@ -138,17 +139,13 @@ class RemoteTier:
         return [name for name in manifest.files if _writer(name) % self._ranks.world == self._ranks.rank]
 
     def _send(self, folder: Path, files: Mapping[str, FileRecord]) -> None:
+        names = [f"{folder.name}/{name}" for name in files]
         with ThreadPoolExecutor(TRANSFERS) as pool:
-            tasks = [
-                pool.submit(self._client.upload, folder / name, f"{folder.name}/{name}", record)
-                for name, record in files.items()
-            ]
-            for task in tasks:
-                task.result()
+            list(pool.map(self._client.upload, map(folder.joinpath, files), names, files.values()))
 
     def _commit(self, folder: Path, manifest: CheckpointManifest) -> None:
-        self._client.put(f"{folder.name}/{MANIFEST_NAME}", _bytes(folder / MANIFEST_NAME))
-        marker = _bytes(folder / MARKER_NAME)
+        self._client.put(f"{folder.name}/{MANIFEST_NAME}", read_envelope(folder, MANIFEST_NAME))
+        marker = read_envelope(folder, MARKER_NAME)
         self._check_marker(folder, self._client.create(f"{folder.name}/{MARKER_NAME}", marker))
         self._valid.add(manifest.step)
         self._same.add(manifest.step)
@@ -179,14 +176,12 @@ class RemoteTier:
             return [remote]
         name = step_folder_name(step)
         staging = root / f"{STAGING_PREFIX}{name}"
-        self._ranks.run_on_rank0(lambda: self._with_storage_error(lambda: self._stage(staging, remote.manifest)))
+        self._ranks.run_on_rank0(lambda: self._stage(staging, remote.manifest))
         try:
             mine = self._ranks.run_on_all(lambda: self._receive(name, staging, remote.manifest))
             problems = [problem for of_rank in self._ranks.all_gather(mine) for problem in of_rank]
             if not problems:
-                self._ranks.run_on_rank0(
-                    lambda: self._with_storage_error(lambda: self._finish(staging, root / name, remote))
-                )
+                self._ranks.run_on_rank0(lambda: self._finish(staging, root / name, remote))
         finally:
             if self._ranks.is_first:
                 self._disk.discard(staging)
@@ -205,6 +200,7 @@ class RemoteTier:
         except CheckpointError as error:
             return str(error)
 
+    @_writing()
     def _stage(self, staging: Path, manifest: CheckpointManifest) -> None:
         disk, needed = self._disk, sum(manifest.file_bytes.values())
         disk.remove_tree(staging)
@@ -217,28 +213,21 @@ class RemoteTier:
     def _receive(self, name: str, staging: Path, manifest: CheckpointManifest) -> list[str]:
         mine = self._files_of_this_rank(manifest)
         with ThreadPoolExecutor(TRANSFERS) as pool:
-            tasks = [pool.submit(self._client.download, f"{name}/{file}", self._disk, staging / file) for file in mine]
-            found = {file: task.result() for file, task in zip(mine, tasks, strict=True)}
+            found = pool.map(lambda file: self._client.download(f"{name}/{file}", self._disk, staging / file), mine)
+            records = dict(zip(mine, found, strict=True))
         # Every rank syncs the folders that it wrote to; rank 0 renames afterwards.
-        self._with_storage_error(lambda: self._sync({(staging / file).parent for file in mine}))
-        return find_differences(manifest, found)
+        with _writing():
+            for folder in {(staging / file).parent for file in mine}:
+                self._disk.sync_folder(folder)
+        return find_differences(manifest, records)
 
-    def _sync(self, folders: Iterable[Path]) -> None:
-        for folder in folders:
-            self._disk.sync_folder(folder)
-
+    @_writing()
     def _finish(self, staging: Path, final: Path, remote: RemoteManifest) -> None:
         write_file(self._disk, staging / MANIFEST_NAME, remote.text)
         write_file(self._disk, staging / MARKER_NAME, remote.marker)
         self._disk.sync_folder(staging)
         rename_into_place(self._disk, staging, final)
         self._valid.add(remote.manifest.step)
-
-    def _with_storage_error(self, action: Callable[[], T]) -> T:
-        try:
-            return action()
-        except OSError as exc:
-            raise storage_error(exc, "cannot write a downloaded checkpoint", Path(exc.filename or ".")) from exc
 
     # --- in the store; rank 0 only -------------------------------------------------------------------------
 
@@ -277,13 +266,6 @@ class RemoteTier:
             # Put before remove: without either marker it would be an interrupted upload, and be removed.
             self._client.put(f"{name}/{BAD_MARKER_NAME}", marker)
             self._client.remove(f"{name}/{MARKER_NAME}")
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as exc:
-        raise CheckpointError(f"{path.parent}: not a readable checkpoint ({exc.strerror})") from exc
 
 
 def _writer(name: str) -> int:

@@ -7,9 +7,10 @@
 import hashlib
 import json
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
-from hlat.checkpoint.format.filesystem import Disk, storage_error, write_file
+from hlat.checkpoint.format.filesystem import Disk, storage_errors, write_file
 from hlat.checkpoint.object_store import ObjectStoreClient
 from hlat.runtime.errors import CheckpointError
 from hlat.runtime.storage.run_folder import ID_NAME
@@ -28,16 +29,14 @@ class RunId:
         """Read the id; None without one. CheckpointError if the file is damaged, StorageError if unreadable."""
         path = self.run_dir / ID_NAME
         try:
-            return path.read_text().strip() or None
-        except FileNotFoundError:
-            return None
+            with storage_errors(f"cannot read {ID_NAME}", self.run_dir), suppress(FileNotFoundError):
+                return path.read_text().strip() or None
         except UnicodeDecodeError as exc:
             raise CheckpointError(
                 f"{path}: is damaged. It is the id by which the run finds its snapshots and its prefix in an object "
                 "store. Without these, delete the file, and the run resumes from its checkpoints; otherwise restore it."
             ) from exc
-        except OSError as exc:
-            raise storage_error(exc, f"cannot read {ID_NAME}", self.run_dir) from exc
+        return None
 
     def ensure(self, adopted: str | None = None) -> str:
         """Read the id; if there is none, store ``adopted``, or a new random one. StorageError if the disk fails."""
@@ -46,15 +45,13 @@ class RunId:
             return known
         run_id = adopted or secrets.token_hex(16)
         temporary = self.run_dir / f"{ID_NAME}.tmp"
-        try:
+        with storage_errors("cannot store the id of the run", self.run_dir):
             # Left by an interrupted attempt; ``write_file`` creates new files only.
             self._disk.remove_tree(temporary)
             write_file(self._disk, temporary, run_id.encode())
             self._disk.rename(temporary, self.run_dir / ID_NAME)
             # Durable before anything is stored under this id elsewhere.
             self._disk.sync_folder(self.run_dir)
-        except OSError as exc:
-            raise storage_error(exc, "cannot store the id of the run", self.run_dir) from exc
         return run_id
 
     def snapshot_key(self) -> str:

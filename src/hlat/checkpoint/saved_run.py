@@ -10,7 +10,7 @@ have the resolved precision mode, never ``auto``.
 """
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version as version_of
@@ -74,7 +74,8 @@ def check_resume(
 
     Returns the allowed changes, to be recorded; CheckpointError lists all changes that are not allowed.
     """
-    refused, allowed = _compare(saved_recipe, recipe)
+    changes = list(_changes("", saved_recipe, recipe, False))
+    refused, allowed = ([change for change, is_fixed in changes if is_fixed == each] for each in (True, False))
     # The content, not the path: prepared data may be moved.
     if saved_data_fingerprint != data_fingerprint:
         refused.append(RecipeChange("data (content of the prepared tokens)", saved_data_fingerprint, data_fingerprint))
@@ -104,21 +105,10 @@ def saved_determinism(saved_recipe: Mapping[str, Any]) -> bool:
     return not isinstance(section, dict) or section.get("deterministic") is not False
 
 
-def _compare(saved: Mapping[str, Any], recipe: Recipe) -> tuple[list[RecipeChange], list[RecipeChange]]:
-    refused: list[RecipeChange] = []
-    allowed: list[RecipeChange] = []
-    _walk("", dict(saved), recipe, False, refused, allowed)
-    return refused, allowed
-
-
-def _walk(
-    path: str,
-    saved: Mapping[str, Any],
-    section: BaseModel,
-    fixed: bool,
-    refused: list[RecipeChange],
-    allowed: list[RecipeChange],
-) -> None:
+def _changes(
+    path: str, saved: Mapping[str, Any], section: BaseModel, fixed: bool
+) -> Iterator[tuple[RecipeChange, bool]]:
+    """Yield the fields of a section that differ, each with True if it must not; ``fixed``: none may."""
     current = section.model_dump(mode="json")
     fields = type(section).model_fields
     # Fields that this version no longer has are changes too.
@@ -130,12 +120,12 @@ def _walk(
         new = current.get(name)
         value = getattr(section, name, None)
         if isinstance(value, BaseModel) and isinstance(old, dict):
-            _walk(here, old, value, is_fixed, refused, allowed)
+            yield from _changes(here, old, value, is_fixed)
         elif isinstance(value, tuple) and isinstance(old, list) and _pairs(value, old):
             for index, (saved_inner, inner) in enumerate(_pairs(value, old)):
-                _walk(f"{here}.{index}", saved_inner, inner, is_fixed, refused, allowed)
+                yield from _changes(f"{here}.{index}", saved_inner, inner, is_fixed)
         elif _effective_value(name, old, saved) != _effective_value(name, new, current):
-            (refused if is_fixed or _has_fixed(value, old, field) else allowed).append(RecipeChange(here, old, new))
+            yield RecipeChange(here, old, new), is_fixed or _has_fixed(value, old, field)
 
 
 def _pairs(sections: tuple[Any, ...], saved: list[Any]) -> list[tuple[Any, BaseModel]]:

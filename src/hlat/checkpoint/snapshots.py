@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hlat.checkpoint.format.filesystem import Disk, Remedy, make_folders, storage_error
+from hlat.checkpoint.format.filesystem import Disk, Remedy, make_folders, storage_errors
 from hlat.checkpoint.format.tensor_files import TensorChunk
 from hlat.checkpoint.protocol.commit import TRASH_PREFIX, remove_checkpoint
 from hlat.checkpoint.protocol.rank_parts import (
@@ -66,10 +66,8 @@ class _FoundPart:
         try:
             part = read_part(folder)
             # A folder copied by hand to another name would be taken for another state.
-            if (f"{step_folder_name(part.step)}.{part.token}", part_folder_name(part.rank)) != (
-                folder.parent.name,
-                folder.name,
-            ):
+            names = f"{step_folder_name(part.step)}.{part.token}", part_folder_name(part.rank)
+            if names != (folder.parent.name, folder.name):
                 raise CheckpointError(f"its content is of step {part.step}, rank {part.rank}")
         except CheckpointError as error:
             # A placeholder: nothing of a damaged part is used but its folder.
@@ -107,11 +105,9 @@ class SnapshotTier:
         self._leads = self._here[0] == ranks.rank  # cleans up for all ranks of its machine
         self._keepers = next_in_ring(nodes) if copies and len(set(nodes)) > 1 else []
         self._complete: list[str] = []  # names of complete snapshots, oldest first
-        no_keepers = copies and not self._keepers
-        # For the user: copies were asked for, and there is no other machine.
-        self.warning = (
-            "snapshots are stored on this machine only: the run has no other machine for copies" if no_keepers else ""
-        )
+        self.warning = ""  # for the user: copies were asked for, and there is no other machine
+        if copies and not self._keepers:
+            self.warning = "snapshots are stored on this machine only: the run has no other machine for copies"
         self._each(self._open)
         if len(set(nodes)) > 1:
             self._check_not_shared(nodes)
@@ -131,11 +127,8 @@ class SnapshotTier:
         try:
             part, text = self._each(lambda: write_part(self._disk, own, part, mine, (files or {}) if first else {}))
             if self._keepers:
-                self._each(
-                    lambda: replicate(
-                        self._disk, self._ranks, self._keepers, (own, part, text), self._copy_folder(name)
-                    )
-                )
+                copy = (own, part, text), self._copy_folder(name)
+                self._each(lambda: replicate(self._disk, self._ranks, self._keepers, *copy))
         # Also on Ctrl-C: half a snapshot would take the space of the next one.
         except BaseException:
             self._discard(name)
@@ -149,10 +142,7 @@ class SnapshotTier:
         None if there is no such snapshot. Damaged parts are renamed to ``<name>.bad`` and reported.
         """
         found = self._without_damage(self._each(self._find))
-        keys = [
-            (found_part.name, found_part.part.step, found_part.part.world, found_part.part.rank) for found_part in found
-        ]
-        gathered = self._ranks.all_gather(keys)
+        gathered = self._ranks.all_gather([(it.name, it.part.step, it.part.world, it.part.rank) for it in found])
         parts: dict[tuple[str, int, int], set[int]] = {}
         for name, step, world, rank in (key for of_rank in gathered for key in of_rank):
             parts.setdefault((name, step, world), set()).add(rank)
@@ -162,7 +152,7 @@ class SnapshotTier:
         for step, name in reversed(complete):
             if newer_than is not None and step <= newer_than:
                 return None
-            if self._promote(store, [found_part for found_part in found if found_part.name == name]):
+            if self._promote(store, [it for it in found if it.name == name]):
                 return step
         return None
 
@@ -180,11 +170,8 @@ class SnapshotTier:
     def _discard(self, name: str) -> None:
         # Errors are ignored: the disk may be the reason of the failure.
         sources = [rank for rank, keeper in enumerate(self._keepers) if keeper == self._ranks.rank]
-        parts = [
-            self._home / name / part_folder_name(self._ranks.rank),
-            *(self._copy_folder(name)(rank) for rank in sources),
-        ]
-        for part in parts:
+        own = self._home / name / part_folder_name(self._ranks.rank)
+        for part in (own, *map(self._copy_folder(name), sources)):
             self._disk.discard(part.with_name(STAGING_PREFIX + part.name))
             if part.exists():
                 with suppress(OSError):
@@ -231,27 +218,20 @@ class SnapshotTier:
 
     def _promote(self, store: CheckpointStore, found: Iterable[_FoundPart]) -> bool:
         """Convert a snapshot to a checkpoint; return False if a part has no valid copy on any rank."""
-        valid = self._without_damage(self._each(lambda: [found_part.verified() for found_part in found]))
+        valid = self._without_damage(self._each(lambda: [it.verified() for it in found]))
         holders: dict[int, int] = {}
-        for holder, ranks in enumerate(self._ranks.all_gather([found_part.part.rank for found_part in valid])):
+        for holder, ranks in enumerate(self._ranks.all_gather([it.part.rank for it in valid])):
             for rank in ranks:
                 # A part and its copy may both be valid: the first rank that has one writes it.
                 holders.setdefault(rank, holder)
-        mine = {
-            found_part.part.rank: found_part
-            for found_part in valid
-            if holders[found_part.part.rank] == self._ranks.rank
-        }
+        mine = {it.part.rank: it for it in valid if holders[it.part.rank] == self._ranks.rank}
         gathered = self._ranks.all_gather(mine[0].part if 0 in mine else None)
         head = next((part for part in gathered if part is not None), None)
         if head is None or set(holders) != set(range(head.world)):
             return False
         assert head.meta is not None, "rank 0's part has it"
-        store.save_from_parts(
-            head.step,
-            [PartCopy(found_part.folder, found_part.part) for _, found_part in sorted(mine.items())],
-            head.meta,
-        )
+        copies = [PartCopy(it.folder, it.part) for _, it in sorted(mine.items())]
+        store.save_from_parts(head.step, copies, head.meta)
         return True
 
     # --- the folder ------------------------------------------------------------------------------------------------
@@ -288,13 +268,8 @@ class SnapshotTier:
 
     def _each(self, action: Callable[[], T]) -> T:
         """Run an action on every rank; an OSError becomes a StorageError on all of them."""
-        return self._ranks.run_on_all(lambda: self._with_storage_error(action))
-
-    def _with_storage_error(self, action: Callable[[], T]) -> T:
-        try:
-            return action()
-        except OSError as exc:
-            raise storage_error(exc, "cannot store snapshots", self._home, remedy=_LOCAL_REMEDY) from exc
+        failing = storage_errors("cannot store snapshots", self._home, remedy=_LOCAL_REMEDY)
+        return self._ranks.run_on_all(failing(action))
 
 
 def _raise_if_shared(folder: Path, machines: Sequence[int]) -> None:

@@ -213,9 +213,13 @@ def _read(checkpoint: Checkpoint, local_tensors: Sequence[_LocalTensor]) -> None
             for local, row_block in group
         ]
         for (local, row_block), saved in zip(group, checkpoint.read_regions(regions), strict=True):
-            rows = local.rows(row_block)
-            for target, source in zip(rows, saved.split([view.shape[0] for view in rows]), strict=True):
-                target.copy_(source)
+            copy_rows(local.rows(row_block), saved)
+
+
+def copy_rows(views: Sequence[torch.Tensor], source: torch.Tensor) -> None:
+    """Copy consecutive rows into the views that store them."""
+    for target, rows in zip(views, source.split([view.shape[0] for view in views]), strict=True):
+        target.copy_(rows)
 
 
 def _groups(local_tensors: Sequence[_LocalTensor]) -> Iterator[list[tuple[_LocalTensor, RowBlock]]]:

@@ -14,7 +14,7 @@ An export needs nothing but the checkpoint, which has the weights, the model sec
 import functools
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +35,7 @@ from hlat.checkpoint.protocol.reader import (
     resolve,
 )
 from hlat.checkpoint.saved_run import TOKENIZER, has_tokenizer, read_tokenizer
-from hlat.checkpoint.state import MODEL, fill
+from hlat.checkpoint.state import MODEL, copy_rows, fill
 from hlat.config import ModelConfig, model_problems
 from hlat.data import Tokenizer, check_export, is_like_qwen2, load_tokenizer, vocabulary_texts
 from hlat.model import (
@@ -97,17 +97,18 @@ class CheckpointModel(ModelSource):
     """The model of a verified checkpoint of hlat; ``weights`` is ``model``, or ``ema`` for their average."""
 
     def __init__(self, folder: Path, weights: str) -> None:
-        self._checkpoint: Checkpoint = open_checkpoint(folder)
-        self._prefix = weights_prefix(self._checkpoint, weights)
-        self.path, self.config = folder, model_config(self._checkpoint)
-        self.dtype = saved_dtype(self._checkpoint, self._prefix)
+        self.checkpoint: Checkpoint = open_checkpoint(folder)
+        self.path, self.config = folder, model_config(self.checkpoint)
+        self.prefix = weights_prefix(self.checkpoint, weights)
+        dtypes = [tensor.dtype for name, tensor in self.checkpoint.tensors.items() if name.startswith(self.prefix)]
+        self.dtype = functools.reduce(torch.promote_types, dtypes)
 
     @property
     def end_ids(self) -> frozenset[int]:
-        return frozenset(end_token_ids(self._checkpoint))
+        return end_token_ids(self.checkpoint)
 
     def fill(self, parameters: Sequence[LocalParameter]) -> None:
-        fill(self._checkpoint, self.config, parameters, self._prefix)
+        fill(self.checkpoint, self.config, parameters, self.prefix)
 
     def tokenizer(self) -> Tokenizer:
         return read_tokenizer(self.path, eos_token=None)
@@ -115,7 +116,7 @@ class CheckpointModel(ModelSource):
     def sha256(self) -> str:
         # The manifest has the hash of every file, so no tensor is read again.
         manifest = (self.path / MANIFEST_NAME).read_bytes()
-        return hashlib.sha256(manifest + self._prefix.encode()).hexdigest()
+        return hashlib.sha256(manifest + self.prefix.encode()).hexdigest()
 
 
 class HFModel(ModelSource):
@@ -125,16 +126,22 @@ class HFModel(ModelSource):
         fields, self.tensors = read_hf(folder)  # weights by canonical name, read one at a time
         self.path, self.config = folder, ModelConfig.model_validate(fields)
         self.dtype = self.tensors.dtype
+        self.files = sorted([folder / "config.json", *folder.glob("*.safetensors")])
 
     @property
     def end_ids(self) -> frozenset[int]:
         # The ids of generation_config.json, as for an imported checkpoint.
-        ends = read_special_ids(self.path)[1].eos
-        return frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
+        return _all_of(read_special_ids(self.path)[1].eos)
 
     def fill(self, parameters: Sequence[LocalParameter]) -> None:
+        # The local rows and columns of each, from complete canonical tensors.
         for parameter in parameters:
-            fill_from_tensors(parameter, self.tensors)
+            first, columns = parameter.layout.first_column, parameter.layout.columns
+            for block in parameter.row_blocks():
+                source = self.tensors[block.name].narrow(0, block.canonical_start, block.rows)
+                if columns:
+                    source = source.narrow(1, first, columns[0])
+                copy_rows(parameter.row_views(block, parameter.tensor), source)
 
     def tokenizer(self) -> Tokenizer:
         if not any((self.path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
@@ -143,9 +150,8 @@ class HFModel(ModelSource):
 
     def sha256(self) -> str:
         digest = hashlib.sha256()
-        files = sorted([self.path / "config.json", *self.path.glob("*.safetensors")])
         with ThreadPoolExecutor(_HASHED_TOGETHER) as pool:
-            for file, found in zip(files, pool.map(hash_file, files), strict=True):
+            for file, found in zip(self.files, pool.map(hash_file, self.files), strict=True):
                 digest.update(f"{file.name} {found}\n".encode())
         return digest.hexdigest()
 
@@ -153,18 +159,6 @@ class HFModel(ModelSource):
 def is_hf_folder(folder: Path) -> bool:
     """True if a folder has a config.json and is neither a checkpoint nor the folder of a run."""
     return (folder / "config.json").is_file() and not is_checkpoint(folder) and not (folder / "checkpoints").is_dir()
-
-
-def fill_from_tensors(parameter: LocalParameter, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy the local rows and columns of a parameter from complete canonical tensors."""
-    first, columns = parameter.layout.first_column, parameter.layout.columns
-    for block in parameter.row_blocks():
-        source = tensors[block.name].narrow(0, block.canonical_start, block.rows)
-        if columns:
-            source = source.narrow(1, first, columns[0])
-        views = parameter.row_views(block, parameter.tensor)
-        for target, rows in zip(views, source.split([view.shape[0] for view in views]), strict=True):
-            target.copy_(rows)
 
 
 def open_model(path: str | Path, weights: str = "model", *, verify: bool = True) -> ModelSource:
@@ -222,8 +216,11 @@ def load_weights(
     folder = ranks.run_on_all(lambda: _local_folder(str(path)))
     model = ranks.run_on_all(lambda: HFModel(folder))
     # Sizes only: a hash on every host would take 0.9 to 2 s per GB.
-    check_consistent(ranks, {f"the Hugging Face model {path}": _hf_file_sizes(folder)})
-    ranks.run_on_all(lambda: _fill_from_hf(model, config, parameters))
+    check_consistent(
+        ranks, {f"the Hugging Face model {path}": {file.name: file.stat().st_size for file in model.files}}
+    )
+    ranks.run_on_all(lambda: _check_hf_fits(model, config))
+    ranks.run_on_all(lambda: model.fill(parameters))
     return identity
 
 
@@ -250,19 +247,9 @@ def _local_folder(path: str) -> Path:
         raise CheckpointError(f"checkpoint.init_from {path}: {error}.") from error
 
 
-def _fill_from_hf(model: HFModel, config: ModelConfig, parameters: Sequence[LocalParameter]) -> None:
-    _check_hf_fits(model, config)
-    for parameter in parameters:
-        fill_from_tensors(parameter, model.tensors)
-
-
 def _check_hf_fits(model: HFModel, config: ModelConfig) -> None:
     found = {name: model.tensors.header(name) for name in model.tensors}
     check_canonical(canonical_shapes(config), found, f"the weights in {model.path}")
-
-
-def _hf_file_sizes(folder: Path) -> dict[str, int]:
-    return {file.name: file.stat().st_size for file in sorted([folder / "config.json", *folder.glob("*.safetensors")])}
 
 
 def load_model(
@@ -273,11 +260,8 @@ def load_model(
     ``dtype`` None is the saved one; if there are several, the one they promote to. CheckpointError if there is no valid
     checkpoint, no model in it, or no such ``weights`` (``model``, or ``ema`` for their average).
     """
-    checkpoint = open_checkpoint(resolve(Path(path)))
-    config, prefix = model_config(checkpoint), weights_prefix(checkpoint, weights)
-    model = build(config, device=device, seed=None, dtype=dtype or saved_dtype(checkpoint, prefix))
-    fill(checkpoint, config, collect_local_parameters(model), prefix)
-    return model, dict(checkpoint.meta)
+    source = CheckpointModel(resolve(Path(path)), weights)
+    return source.load(device, dtype), dict(source.checkpoint.meta)
 
 
 def model_config(checkpoint: Checkpoint) -> ModelConfig:
@@ -288,7 +272,8 @@ def model_config(checkpoint: Checkpoint) -> ModelConfig:
         raise CheckpointError(f"{checkpoint.path}: has no model section")
     # A recipe may leave it to the data, whose sequence length the model was trained with.
     if fields.get("max_sequence_length") is None:
-        fields = fields | {"max_sequence_length": _sequence_length(recipe)}
+        data = recipe.get("data")
+        fields = fields | {"max_sequence_length": data.get("sequence_length") if isinstance(data, dict) else None}
     try:
         config = ModelConfig.model_validate(fields)
     except ValidationError as exc:
@@ -297,11 +282,6 @@ def model_config(checkpoint: Checkpoint) -> ModelConfig:
         raise CheckpointError(f"{checkpoint.path}: invalid model configuration: {'; '.join(map(str, problems))}")
     _check_weights(checkpoint, config)
     return config
-
-
-def _sequence_length(recipe: Mapping[str, Any]) -> Any:
-    data = recipe.get("data")
-    return data.get("sequence_length") if isinstance(data, dict) else None
 
 
 def _check_weights(checkpoint: Checkpoint, config: ModelConfig) -> None:
@@ -332,14 +312,15 @@ def export_hf(
         StorageError: a file-system operation failed; nothing is left behind.
     """
     refuse_file_name(Path(out_dir), "an export is a folder in the format of Hugging Face")
-    checkpoint = open_checkpoint(resolve(Path(path)))
-    config, prefix = model_config(checkpoint), weights_prefix(checkpoint, weights)
+    source = CheckpointModel(resolve(Path(path)), weights)
+    config, checkpoint = source.config, source.checkpoint
     special, generation = _special_ids(checkpoint)
+    names = ((name, source.prefix + name) for name in canonical_shapes(config))
     with _exported_tokenizer(checkpoint) as tokenizer:
         return write_hf(
             out_dir,
             config,
-            _canonical(checkpoint, config, prefix),
+            ((name, checkpoint.read([stored])[stored]) for name, stored in names),
             dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype,
             tokenizer_dir=tokenizer if tokenizer.is_dir() else None,
             eos_id=special.eos,
@@ -384,22 +365,13 @@ def weights_prefix(checkpoint: Checkpoint, weights: str) -> str:
     return f"{weights}."
 
 
-def _canonical(checkpoint: Checkpoint, config: ModelConfig, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
-    for name in canonical_shapes(config):
-        yield name, checkpoint.read([prefix + name])[prefix + name]
-
-
-def saved_dtype(checkpoint: Checkpoint, prefix: str) -> torch.dtype:
-    """Data type of the saved weights; if there are several, the one they promote to."""
-    dtypes = [tensor.dtype for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)]
-    return functools.reduce(torch.promote_types, dtypes)
-
-
-def end_token_ids(checkpoint: Checkpoint) -> set[int]:
+def end_token_ids(checkpoint: Checkpoint) -> frozenset[int]:
     """Token ids that end a text: from generation_config.json for an imported model, else from the tokenizer."""
-    _, generation = _special_ids(checkpoint)
-    ends = generation.eos
-    return set() if ends is None else set(ends) if isinstance(ends, list) else {ends}
+    return _all_of(_special_ids(checkpoint)[1].eos)
+
+
+def _all_of(ids: int | list[int] | None) -> frozenset[int]:
+    return frozenset(ids if isinstance(ids, list) else [] if ids is None else [ids])
 
 
 def _special_ids(checkpoint: Checkpoint) -> tuple[SpecialIds, SpecialIds]:

@@ -21,7 +21,7 @@ import re
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -187,14 +187,9 @@ def extract(path: Path, manifest: Manifest, archive: tarfile.TarFile, folder: Pa
         if _copy(content, target) != packed.sha256:
             raise LaunchError(f"{path}: {escape_name(member.name)} is damaged. Copy the archive again.")
         found[packed.sha256] = target
-    _check_complete(path, list(wanted.values()), found)
-    return found
-
-
-def _check_complete(path: Path, wanted: Sequence[PackedFile], found: Mapping[str, Path]) -> None:
-    missing = sum(packed.sha256 not in found for packed in wanted)
-    if missing:
+    if missing := len(wanted) - len(found):
         raise LaunchError(f"{path}: missing: {missing} of {plural(len(wanted), 'file')}. Copy the archive again.")
+    return found
 
 
 def _copy(source: IO[bytes], target: Path) -> str:

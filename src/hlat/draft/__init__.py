@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
-    from hlat.draft.drafting import draft_recipe as draft_recipe
+    from hlat.draft.drafting import *
 
 __getattr__ = lazily(
     __name__,

@@ -14,7 +14,7 @@ outside of that range here; rates are limited to those that small models are kno
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -60,7 +60,8 @@ def draft_recipe(
     vocab_size = given.vocab_size if given is not None else vocabulary_for(texts.text_bytes)
     epoch = texts.tokens(vocab_size, tokenizer)
     sizes = choose_sizes(texts, epoch, machine, hours, given, trained=start is not None)
-    line = {"from": start} if start is not None else {} if model is None else {_field_of_model(model): model}
+    field = "preset" if model in PRESETS else "hf_config"
+    line = {"from": start} if start is not None else {} if model is None else {field: model}
     text = recipe_text(name, texts, machine, sizes, line, hours)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "recipe.yaml"
@@ -81,10 +82,6 @@ def _given_model(path: str, start: str | None, model: str | None) -> tuple[Model
     return found.model, None if tokenizer.path is None else load_tokenizer(tokenizer.path, tokenizer.eos_token)
 
 
-def _field_of_model(model: str) -> str:
-    return "preset" if model in PRESETS else "hf_config"
-
-
 STATE_BYTES = 18
 """Bytes per parameter of weights, gradients and AdamW's state in mixed precision: the 16 of ZeRO (Rajbhandari et al.
 2020), with gradients accumulated in fp32."""
@@ -95,6 +92,7 @@ _LARGEST_RATE, _CONTINUED = 3e-3, 0.1  # a model that is trained already continu
 _SEQUENCES = ((3e7, 512), (3e8, 1024), (3e9, 2048))  # parameters below which samples are this long; then 4096
 _VOCABULARIES = ((2e7, 4096), (2e8, 8192), (2e9, 16384))  # bytes of text below which a vocabulary is trained this large
 _LARGEST_VOCABULARY = 32768
+_SHAPE = ("vocab_size", "layers", "hidden_size", "intermediate_size", "heads", "kv_heads", "tie_embeddings")
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,11 @@ def choose_sizes(
     """Choose the numbers of a run for the text, the devices and the hours; None chooses the model too."""
     flops = machine.rate * hours * 3600
     vocab_size = given.vocab_size if given is not None else vocabulary_for(texts.text_bytes)
-    model = given or _shape_for(min(_wanted_parameters(flops, epoch_tokens), _most_parameters(machine)), vocab_size)
+    best, _ = CHINCHILLA.optimal_size(flops)
+    # At most as many as the text can train, and as have their training state in half of the memory of all devices.
+    by_text = MOST_EPOCHS * epoch_tokens / _TOKENS_PER_PARAMETER
+    by_memory = machine.devices * machine.memory_bytes / 2 / STATE_BYTES
+    model = given or _nearest_shape(min(best, by_text, by_memory), vocab_size)
     parameters = count_parameters(model).total
     length = next((one for limit, one in _SEQUENCES if parameters < limit), 4096)
     length = min(length, model.max_sequence_length or length)
@@ -139,7 +141,7 @@ def choose_sizes(
     # DeepSeek LLM, equation 1.
     rate = min(_LARGEST_RATE, 0.3118 * spent**-0.125) * (_CONTINUED if trained else 1.0)
     return Sizes(
-        model={} if given is not None else _shape_fields(model),
+        model={} if given is not None else {name: getattr(model, name) for name in _SHAPE},
         parameters=parameters,
         vocab_size=vocab_size,
         epoch_tokens=epoch_tokens,
@@ -151,17 +153,6 @@ def choose_sizes(
         learning_rate=float(f"{rate:.1e}"),
         seconds=spent / machine.rate,
     )
-
-
-def _wanted_parameters(flops: float, epoch_tokens: int) -> float:
-    """Parameters for the compute, but no more than the text can train."""
-    best, _ = CHINCHILLA.optimal_size(flops)
-    return min(best, MOST_EPOCHS * epoch_tokens / _TOKENS_PER_PARAMETER)
-
-
-def _most_parameters(machine: Machine) -> float:
-    """Parameters whose training state takes at most half of the memory of all devices."""
-    return machine.devices * machine.memory_bytes / 2 / STATE_BYTES
 
 
 def _batch(flops: float, tokens: int, length: int, devices: int) -> int:
@@ -189,23 +180,20 @@ def _micro_batch(most: int, parameters: int, length: int, machine: Machine) -> i
     return size
 
 
-def _shape_for(parameters: float, vocab_size: int) -> ModelConfig:
-    # The nearest by ratio: twice as large is as far as half.
+def _nearest_shape(parameters: float, vocab_size: int) -> ModelConfig:
+    # By ratio: twice as large is as far as half.
     return min(_shapes(vocab_size), key=lambda shape: max(shape[0] / parameters, parameters / shape[0]))[1]
 
 
 @cache
 def _shapes(vocab_size: int) -> list[tuple[int, ModelConfig]]:
-    return [(count_parameters(model).total, model) for model in _every_shape(vocab_size)]
-
-
-def _every_shape(vocab_size: int) -> Iterator[ModelConfig]:
-    """Shapes of a layer per 64 to 128 of width, heads of 64 or 128, and LLaMA's feed-forward layers."""
+    """Parameters and shapes of a layer per 64 to 128 of width, heads of 64 or 128, and LLaMA's feed-forward layers."""
+    found = []
     for width in (64, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 8192):
         head = 64 if width <= 2048 else 128
         heads = width // head
         for layers in {max(2, round(width / ratio)) for ratio in (128, 96, 64)}:
-            yield ModelConfig(
+            model = ModelConfig(
                 vocab_size=vocab_size,
                 layers=layers,
                 hidden_size=width,
@@ -214,11 +202,8 @@ def _every_shape(vocab_size: int) -> Iterator[ModelConfig]:
                 kv_heads=heads if heads % 4 else heads // 4,
                 tie_embeddings=width <= 1024,
             )
-
-
-def _shape_fields(model: ModelConfig) -> dict[str, Any]:
-    names = ("vocab_size", "layers", "hidden_size", "intermediate_size", "heads", "kv_heads", "tie_embeddings")
-    return {name: getattr(model, name) for name in names}
+            found.append((count_parameters(model).total, model))
+    return found
 
 
 _WARMUP, _MOST_WARMUP = 0.02, 2000

@@ -13,6 +13,7 @@ The run's recipe says what a watched run is evaluated on: its validation split, 
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,8 +24,8 @@ from pydantic import ValidationError
 
 from hlat.checkpoint import (
     check_same_tokenizer,
+    committed_checkpoints,
     find_checkpoints_folder,
-    list_checkpoints,
     load_model,
     resolve,
     saved_precision_mode,
@@ -242,8 +243,7 @@ def watch_run(
 
 def _committed(folder: Path) -> list[Path]:
     checkpoints = folder / "checkpoints"
-    entries = list_checkpoints(checkpoints) if checkpoints.is_dir() else []
-    return [Path(entry.location) for entry in entries if entry.state == "committed"]
+    return committed_checkpoints(checkpoints) if checkpoints.is_dir() else []
 
 
 def _evaluated(folder: Path, weights: str) -> set[str]:
@@ -260,12 +260,9 @@ def _has_ended(folder: Path) -> bool:
 
 
 def _append_result(folder: Path, name: str, weights: str, found: EvaluatedCheckpoint) -> None:
-    log = EventLog(folder / RESULTS)
-    try:
+    with closing(EventLog(folder / RESULTS)) as log:
         about = {"checkpoint": name, "weights": weights, "step": found.step, "tokens": found.tokens}
         log.append("evaluation", **about, **found.result.columns())
-    finally:
-        log.close()
     append_samples(folder, found.step, found.result.samples)
 
 
@@ -279,8 +276,7 @@ def _evaluate(folder: Path, path: Path, tasks: Sequence[str | Path], weights: st
     # The folder may have been moved or copied since the run.
     recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"dir": str(folder)})})
     prepared = open_prepared(run_data(recipe, path))
-    check_same_tokenizer(path, prepared)
-    check_vocabulary(prepared, model.config.vocab_size)
+    _check_tokens(prepared, path, model.config)
     evaluation = _open_evaluation(recipe, prepared, tasks)
     return EvaluatedCheckpoint(meta["step"], meta["tokens"], evaluation.run(SingleProcessModel(model)))
 

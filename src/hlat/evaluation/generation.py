@@ -17,7 +17,7 @@ Tensor suffixes: B rows, S positions of a call, T positions in the cache, D mode
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -25,9 +25,8 @@ import numpy as np
 import torch
 
 from hlat.checkpoint import end_token_ids, load_model, open_checkpoint, read_tokenizer, resolve
-from hlat.evaluation.fast_decoding import decode_on_device, fast_decoding
-from hlat.evaluation.sampling import Sampling, choose_token, choose_tokens
-from hlat.evaluation.scoring import Member, StemCache, Tokens, find_families
+from hlat.evaluation.next_token import Sampling, choose_token, choose_tokens, decode_on_device, fast_decoding
+from hlat.evaluation.scoring import Member, StemCache, Tokens, cut_by_size, find_families
 from hlat.model import Decoder, KVCache
 from hlat.parallel import ForwardModel
 from hlat.runtime.backend.table import backend_of
@@ -44,7 +43,6 @@ def generate(
     sampling: Sampling | None = None,
     *,
     end_ids: Collection[int] = (),
-    use_cache: bool = True,
 ) -> list[int]:
     """Continue a prompt, of at least one token; return the new token ids. Greedy without ``sampling``.
 
@@ -60,10 +58,10 @@ def generate(
     total = _total_length(len(prompt), max_tokens, model.config.max_sequence_length)
     sampling = sampling or Sampling()
     device = next(model.parameters()).device
-    if use_cache and backend_of(device).has_graphs:
+    if backend_of(device).has_graphs:
         return decode_on_device(model, prompt, total - len(prompt), sampling, end_ids)
     dtype = model.compute or next(model.parameters()).dtype
-    cache = KVCache(model.config, 1, total, device, dtype) if use_cache else None
+    cache = KVCache(model.config, 1, total, device, dtype)
     assert model.head is not None, "the model is complete"
     tokens = list(prompt)
     new = torch.tensor([tokens], device=device)
@@ -74,7 +72,7 @@ def generate(
             if token in end_ids:
                 break
             tokens.append(token)
-            new = torch.tensor([[token] if use_cache else tokens], device=device)
+            new = torch.tensor([[token]], device=device)
     return tokens[len(prompt) :]
 
 
@@ -104,9 +102,8 @@ def generate_text(
     """
     folder = resolve(Path(checkpoint))
     ends = end_token_ids(open_checkpoint(folder))
-    tokenizer = read_tokenizer(
-        folder, eos_token=None
-    )  # end tokens are read above; an imported tokenizer may define none
+    # End tokens are read above; an imported tokenizer may define none.
+    tokenizer = read_tokenizer(folder, eos_token=None)
     tokens = tokenizer.encode_prompt(prompt)
     model, _ = load_model(folder, join_run().device, weights=weights)
     return tokenizer.decode(generate(model, tokens, max_tokens, sampling, end_ids=ends))
@@ -143,6 +140,11 @@ class GenerationBatch:
     requests: list[GenerationRequest]
     order: list[int]  # index of each request in the list that was planned
 
+    def without(self, is_stored: Callable[[int], bool]) -> "GenerationBatch":
+        """Leave out the requests whose index is stored."""
+        kept = [place for place, index in enumerate(self.order) if not is_stored(index)]
+        return replace(self, requests=[self.requests[it] for it in kept], order=[self.order[it] for it in kept])
+
 
 @dataclass(frozen=True)
 class GenerationLimits:
@@ -177,15 +179,10 @@ def plan_generation(
 def _cut_into_batches(
     requests: Sequence[GenerationRequest], family: Sequence[int], stem: int, limits: GenerationLimits
 ) -> list[GenerationBatch]:
-    batches: list[list[int]] = []
-    for index in sorted(family, key=lambda index: -len(requests[index].context)):
-        if batches:
-            first = requests[batches[-1][0]]
-            count, positions = len(batches[-1]) + 1, len(first.context) + first.max_tokens
-            if count <= limits.rows and count * positions <= limits.cached:
-                batches[-1].append(index)
-                continue
-        batches.append([index])
+    def length(index: int) -> int:
+        return len(requests[index].context) + requests[index].max_tokens
+
+    batches = cut_by_size(family, length, lambda n, longest: n <= limits.rows and n * longest <= limits.cached)
     return [GenerationBatch(stem, [requests[index] for index in batch], batch) for batch in batches]
 
 
@@ -199,12 +196,6 @@ class BatchGenerator:
     def __init__(self, model: ForwardModel, end_ids: frozenset[int], decode: Callable[[Sequence[int]], str]) -> None:
         self._model, self._end_ids, self._decode = model, end_ids, decode
         self._stems = StemCache(model)
-        self._tokens = 0
-
-    @property
-    def computed_tokens(self) -> int:
-        """Tokens that forward passes have computed so far, without padding."""
-        return self._tokens + self._stems.computed_tokens
 
     def generate(self, batch: GenerationBatch) -> list[list[int]]:
         """Generate the new tokens of each request; a text ended by a stop text may have some characters after it."""
@@ -212,7 +203,6 @@ class BatchGenerator:
         if batch.stem:
             rows.cache.start_with(self._stems.get(batch.requests[0].context[: batch.stem]))
         logits_BV = self._model.logits(rows.read_contexts())
-        self._tokens += sum(len(request.context) - batch.stem for request in batch.requests)
         sampling = batch.requests[0].sampling
         texts: list[list[int]] = [[] for _ in batch.requests]
         ended = [False] * len(texts)
@@ -228,7 +218,6 @@ class BatchGenerator:
             if 4 * len(left) <= 3 * len(rows.members):
                 rows.keep(left)
                 chosen = [chosen[place] for place in left]
-            self._tokens += len(left)
             logits_BV = self._model.logits(rows.read_tokens(chosen))
         return texts
 

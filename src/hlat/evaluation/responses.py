@@ -20,9 +20,9 @@ import json
 import os
 import secrets
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TextIO, TypeVar
@@ -32,7 +32,6 @@ import torch
 from hlat.checkpoint import ModelSource, open_model
 from hlat.config import ModelConfig
 from hlat.data import Tokenizer
-from hlat.evaluation.fast_decoding import prepare_to_generate
 from hlat.evaluation.generation import (
     BatchGenerator,
     GenerationBatch,
@@ -40,6 +39,7 @@ from hlat.evaluation.generation import (
     GenerationRequest,
     plan_generation,
 )
+from hlat.evaluation.next_token import prepare_to_generate
 from hlat.evaluation.scoring import BatchLimits, Score, Scorer, ScoreRequest, ScoringBatch, plan_batches
 from hlat.parallel import build_forward_model
 from hlat.runtime.distributed.host_collectives import HostGroup
@@ -51,73 +51,30 @@ Batch = TypeVar("Batch", ScoringBatch, GenerationBatch)
 Response = TypeVar("Response")
 
 
-class RequestKind(ABC, Generic[Request, Batch, Response]):
+@dataclass(frozen=True)
+class RequestKind(Generic[Request, Batch, Response]):
     """One kind of requests: how they become batches, and their responses JSON."""
 
     name: str  # by which replicas know the kind
     title: str  # of its requests in progress messages
-
-    @abstractmethod
-    def plan(self, requests: Sequence[Request]) -> list[Batch]:
-        """Divide requests into batches."""
-
-    @abstractmethod
-    def without(self, batch: Batch, is_stored: Callable[[int], bool]) -> Batch:
-        """Return a batch without the requests whose index in the plan is stored."""
-
-    @abstractmethod
-    def to_json(self, response: Response) -> Any:
-        """Encode a response, to be stored as JSON."""
-
-    @abstractmethod
-    def from_json(self, value: Any) -> Response:
-        """Return the response that ``to_json`` has encoded."""
+    plan: Callable[[Sequence[Request]], list[Batch]]  # divides requests into batches
+    to_json: Callable[[Response], Any]  # encodes a response
+    from_json: Callable[[Any], Response]  # returns the response that ``to_json`` has encoded
 
 
-class Scoring(RequestKind[ScoreRequest, ScoringBatch, Score]):
+Scoring = RequestKind[ScoreRequest, ScoringBatch, Score]
+Generation = RequestKind[GenerationRequest, GenerationBatch, list[int]]
+
+
+def scoring_within(limits: BatchLimits) -> Scoring:
     """Requests to score continuations, in batches within limits."""
-
-    name, title = "score", "continuations scored"
-
-    def __init__(self, limits: BatchLimits) -> None:
-        self._limits = limits
-
-    def plan(self, requests: Sequence[ScoreRequest]) -> list[ScoringBatch]:
-        return plan_batches(requests, self._limits)
-
-    def without(self, batch: ScoringBatch, is_stored: Callable[[int], bool]) -> ScoringBatch:
-        indices = iter(batch.order)
-        rows = [[request for request in row if not is_stored(next(indices))] for row in batch.rows]
-        order = [index for index in batch.order if not is_stored(index)]
-        return replace(batch, rows=[row for row in rows if row], order=order)
-
-    def to_json(self, response: Score) -> Any:
-        return list(astuple(response))
-
-    def from_json(self, value: Any) -> Score:
-        return Score(*value)
+    plan = partial(plan_batches, limits=limits)
+    return Scoring("score", "continuations scored", plan, lambda score: list(astuple(score)), lambda it: Score(*it))
 
 
-class Generation(RequestKind[GenerationRequest, GenerationBatch, list[int]]):
+def generation_within(limits: GenerationLimits) -> Generation:
     """Requests to continue texts, in batches within limits."""
-
-    name, title = "generate", "texts generated"
-
-    def __init__(self, limits: GenerationLimits) -> None:
-        self._limits = limits
-
-    def plan(self, requests: Sequence[GenerationRequest]) -> list[GenerationBatch]:
-        return plan_generation(requests, self._limits)
-
-    def without(self, batch: GenerationBatch, is_stored: Callable[[int], bool]) -> GenerationBatch:
-        pairs = [pair for pair in zip(batch.order, batch.requests, strict=True) if not is_stored(pair[0])]
-        return replace(batch, order=[index for index, _ in pairs], requests=[request for _, request in pairs])
-
-    def to_json(self, response: list[int]) -> Any:
-        return response
-
-    def from_json(self, value: Any) -> list[int]:
-        return [int(token) for token in value]
+    return Generation("generate", "texts generated", partial(plan_generation, limits=limits), list, list)
 
 
 _SUFFIX = ".jsonl"
@@ -260,7 +217,7 @@ class Responder:
         self.looked_up += len(stored)
         batches = []
         for batch in kind.plan(list(distinct.values())):
-            rest = kind.without(batch, lambda index: planned[index] in stored)
+            rest = batch.without(lambda index: planned[index] in stored)
             if rest.order:
                 batches.append(rest)
         done = len(stored)
@@ -306,7 +263,6 @@ class ServedModel:
     config: ModelConfig
     sha256: str  # of the weights
     dtype: torch.dtype
-    replicas: int  # number of data-parallel replicas
     tensor: int  # tensor-parallel degree
     tokenizer: Tokenizer
     end_ids: frozenset[int]  # tokens that end a text
@@ -340,7 +296,7 @@ def serve_model(
     tokenizer = runtime.ranks.run_on_all(source.tokenizer)
     here = layout.coordinates(runtime.rank)
     scorer, generator = Scorer(model), BatchGenerator(model, source.end_ids, tokenizer.decode)
-    scoring, generation = Scoring(options.batches), Generation(options.generation)
+    scoring, generation = scoring_within(options.batches), generation_within(options.generation)
     compute: dict[str, Compute] = {scoring.name: scorer.score, generation.name: generator.generate}
     replicas = Replicas(runtime.ranks, layout.data, here.dp, here.tp == 0, compute)
     if not runtime.ranks.is_first:
@@ -357,7 +313,6 @@ def serve_model(
                     source.config,
                     sha256,
                     dtype,
-                    layout.data,
                     layout.tensor,
                     tokenizer,
                     source.end_ids,

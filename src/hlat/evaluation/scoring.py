@@ -19,9 +19,10 @@ are most of the work of a small model, are never built.
 Tensor suffixes: B rows, S nodes of a row, T stem and nodes, N scored tokens, D model width.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ from hlat.model import KVCache
 from hlat.parallel import ForwardModel
 from hlat.runtime.distributed.sendable_types import sendable
 
+Item = TypeVar("Item")
 Tokens = tuple[int, ...]
 
 
@@ -211,6 +213,12 @@ class ScoringBatch:
     def requests(self) -> list[ScoreRequest]:
         return [request for row in self.rows for request in row]
 
+    def without(self, is_stored: Callable[[int], bool]) -> "ScoringBatch":
+        """Leave out the requests whose index is stored."""
+        indices = iter(self.order)
+        rows = [[request for request in row if not is_stored(next(indices))] for row in self.rows]
+        return replace(self, rows=[row for row in rows if row], order=[it for it in self.order if not is_stored(it)])
+
 
 @dataclass(frozen=True)
 class _Row:
@@ -255,21 +263,31 @@ def _rows(requests: Sequence[ScoreRequest], limits: BatchLimits) -> list[_Row]:
 def _cut_into_batches(
     requests: Sequence[ScoreRequest], rows: list[_Row], stem: int, limits: BatchLimits
 ) -> list[ScoringBatch]:
-    # Longest rows first, so that a lack of memory shows at once.
-    batches: list[list[_Row]] = []
-    for row in sorted(rows, key=lambda row: -row.member.size):
-        count = len(batches[-1]) + 1 if batches else 1
-        widest = (batches[-1][0] if batches else row).member.size
-        if batches and count * (widest - stem) <= limits.tokens and count * widest <= limits.cached:
-            batches[-1].append(row)
+    def fits(count: int, widest: int) -> bool:
+        return count * (widest - stem) <= limits.tokens and count * widest <= limits.cached
+
+    return [
+        ScoringBatch(
+            stem,
+            [[requests[index] for index in row.indices] for row in batch],
+            [index for row in batch for index in row.indices],
+        )
+        for batch in cut_by_size(rows, lambda row: row.member.size, fits)
+    ]
+
+
+def cut_by_size(
+    items: Iterable[Item], size: Callable[[Item], int], fits: Callable[[int, int], bool]
+) -> list[list[Item]]:
+    """Divide items into batches, the largest first; ``fits`` judges a batch by its number and its largest size."""
+    batches: list[list[Item]] = []
+    # Largest first, so that a lack of memory shows at once.
+    for item in sorted(items, key=lambda item: -size(item)):
+        if batches and fits(len(batches[-1]) + 1, size(batches[-1][0])):
+            batches[-1].append(item)
         else:
-            batches.append([row])
-    return [_batch(requests, batch, stem) for batch in batches]
-
-
-def _batch(requests: Sequence[ScoreRequest], rows: list[_Row], stem: int) -> ScoringBatch:
-    members = [[requests[index] for index in row.indices] for row in rows]
-    return ScoringBatch(stem, members, [index for row in rows for index in row.indices])
+            batches.append([item])
+    return batches
 
 
 class StemCache:
@@ -278,7 +296,6 @@ class StemCache:
     def __init__(self, model: ForwardModel) -> None:
         self._model = model
         self._last: tuple[Tokens, KVCache] | None = None
-        self.computed_tokens = 0  # of all stems
 
     def get(self, stem: Tokens) -> KVCache:
         """Return the keys and values of a stem, computed unless it is the last one."""
@@ -287,7 +304,6 @@ class StemCache:
             cache = self._model.new_cache(1, len(stem))
             self._model.hidden(torch.tensor([stem], device=self._model.device), cache)
             self._last = (stem, cache)
-            self.computed_tokens += len(stem)
         return self._last[1]
 
 
@@ -297,12 +313,6 @@ class Scorer:
     def __init__(self, model: ForwardModel) -> None:
         self._model = model
         self._stems = StemCache(model)
-        self._tokens = 0
-
-    @property
-    def computed_tokens(self) -> int:
-        """Tokens that forward passes have computed so far, without padding."""
-        return self._tokens + self._stems.computed_tokens
 
     def score(self, batch: ScoringBatch) -> list[Score]:
         trees = [build_tree([request.inputs for request in row], batch.stem) for row in batch.rows]
@@ -325,7 +335,6 @@ class Scorer:
     def _hidden(self, batch: ScoringBatch, trees: Sequence[TokenTree]) -> torch.Tensor:
         """Hidden states of all nodes: (B, S, D); rows are padded on the right, where nothing attends to."""
         rows, width, device = len(trees), max(tree.size for tree in trees), self._model.device
-        self._tokens += sum(tree.size for tree in trees)
         tokens_BS = torch.zeros((rows, width), dtype=torch.int64)
         for index, tree in enumerate(trees):
             tokens_BS[index, : tree.size] = torch.from_numpy(tree.tokens)

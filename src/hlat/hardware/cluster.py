@@ -331,41 +331,31 @@ def parse_site(storage: str | None = None, pue: float | None = None) -> Site:
     """
     problems = []
     rate = None if storage is None else _parse_rate(storage)
-    if storage is not None and rate is None:
-        problems.append(
-            _bits_or_bytes(storage)
-            or f"--storage {storage}: must be a positive rate: 5GB/s of the whole cluster, or 2GB/s/instance "
-            "(GB for 10^9 bytes, Gb or Gbit for bits)"
-        )
+    if isinstance(rate, str):
+        problems.append(f"--storage {storage}: {rate}")
     if pue is not None and not 1 <= pue < 10:
         problems.append(f"--pue {pue:g}: energy of the building over that of its machines, from 1 up, as in 1.2")
     if problems:
         raise HardwareError("\n".join(problems))
+    assert not isinstance(rate, str), "a problem has been raised"
     return Site(rate) if pue is None else Site(rate, pue, pue_given=True)
 
 
-def _bits_or_bytes(text: str) -> str:
-    """Error for 5gb/s, all in lower case; empty for any other text."""
+def _parse_rate(text: str) -> StorageRate | str:
+    """Parse a rate; or return what is wrong with it."""
     found = _STORAGE_RATE.fullmatch(text.strip())
-    if found is None or not _is_ambiguous(found):
-        return ""
-    prefix = found[2].capitalize()
-    return (
-        f"--storage {text}: {found[2]}b may be bits or bytes; write {found[1]}{prefix}B/s for bytes, or "
-        f"{found[1]}{prefix}bit/s for bits, an eighth of it"
-    )
-
-
-def _is_ambiguous(rate: re.Match[str]) -> bool:
-    """True for a lower-case b after a lower-case prefix."""
-    # Who writes gb for Gb may as well mean GB.
-    return rate[3] == "b" and rate[2] != "" and rate[2].islower()
-
-
-def _parse_rate(text: str) -> StorageRate | None:
-    found = _STORAGE_RATE.fullmatch(text.strip())
-    if found is None or not float(found[1]) or _is_ambiguous(found):
-        return None
+    # Who writes gb for Gb, all in lower case, may as well mean GB.
+    if found is not None and found[3] == "b" and found[2] != "" and found[2].islower():
+        prefix = found[2].capitalize()
+        return (
+            f"{found[2]}b may be bits or bytes; write {found[1]}{prefix}B/s for bytes, or {found[1]}{prefix}bit/s for "
+            "bits, an eighth of it"
+        )
+    if found is None or not float(found[1]):
+        return (
+            "must be a positive rate: 5GB/s of the whole cluster, or 2GB/s/instance (GB for 10^9 bytes, Gb or Gbit for "
+            "bits)"
+        )
     bits = found[3] == "b" or found[3].lower() == "bit"
     rate = float(found[1]) * _BYTE_UNITS[found[2].lower()] / (8 if bits else 1)
     return StorageRate(rate, "instance" if (found[4] or "").lower() == "instance" else "cluster")

@@ -11,33 +11,15 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
-    from hlat.page.charts import Dot as Dot
-    from hlat.page.charts import Mark as Mark
-    from hlat.page.charts import Series as Series
-    from hlat.page.charts import bar_chart as bar_chart
-    from hlat.page.charts import line_chart as line_chart
-    from hlat.page.charts import scatter_chart as scatter_chart
-    from hlat.page.elements import Html as Html
-    from hlat.page.elements import colour as colour
-    from hlat.page.elements import details as details
-    from hlat.page.elements import grid as grid
-    from hlat.page.elements import page as page
-    from hlat.page.elements import paragraph as paragraph
-    from hlat.page.elements import preformatted as preformatted
-    from hlat.page.elements import section as section
-    from hlat.page.elements import table as table
-    from hlat.page.elements import text as text
-    from hlat.page.numbers import duration as duration
-    from hlat.page.numbers import format_tick as format_tick
-    from hlat.page.numbers import format_value as format_value
-    from hlat.page.numbers import make_axis as make_axis
-    from hlat.page.numbers import time_unit as time_unit
+    from hlat.page.charts import *
+    from hlat.page.elements import *
 
 __getattr__ = lazily(
     __name__,
     {
-        "charts": "Dot Mark Series bar_chart line_chart scatter_chart",
-        "elements": "Html colour details grid page paragraph preformatted section table text",
-        "numbers": "duration format_tick format_value make_axis time_unit",
+        "charts": "Dot Mark Series bar_chart format_tick line_chart make_axis scatter_chart",
+        "elements": (
+            "Html colour details duration format_value grid page paragraph preformatted section table text time_unit"
+        ),
     },
 )

@@ -3,6 +3,7 @@
     Series, Mark --line_chart--> extremes of each bucket -> axes with ticks, curves, marks, legend, slider, table
     Dot each, groups --scatter_chart--> logarithmic axes, one colour and shape per group, table of the marked dots
     parts and sizes --bar_chart--> one bar of adjacent parts, a limit or an uncertainty, legend with every part's size
+    range of values --make_axis--> round ticks, linear or logarithmic -> their positions
 
 A curve has a point at every step, more than a screen shows. So its range is cut into buckets of equal width, of which
 the first, least, greatest and last point are drawn. The mean of a bucket would hide a spike of a single step; its least
@@ -10,17 +11,155 @@ and greatest points cannot. The slider of a line chart reads values, which are a
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from hlat.page.elements import Html, colour, dashes, details, embedded_json, table, text
-from hlat.page.numbers import ChartAxis, format_tick, format_value, make_axis
+from hlat.page.elements import Html, colour, dashes, details, embedded_json, format_value, table, text
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
+
+_LARGE = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+_LEAST_RANGE = 1e-9  # a range that is smaller, relative to its values, is one value
+_DECADES_WITH_HALVES = 2  # a logarithmic axis of at most so many decades also has ticks at 2 and 5
+
+
+def format_tick(value: float) -> str:
+    """Format the value of a tick in few characters, as ``1.5M``."""
+    size = abs(value)
+    for unit, letter in _LARGE:
+        if size >= 0.99995 * unit:  # rounded to four digits, that is 1
+            return f"{value / unit:.4g}{letter}"
+    return f"{value:.4g}" if size >= 1e-3 or value == 0 else f"{value:.0e}"
+
+
+@dataclass(frozen=True)
+class ChartAxis:
+    """An axis from ``least`` to ``most``, with ticks between them."""
+
+    least: float
+    most: float
+    log: bool
+    ticks: tuple[float, ...]
+
+    def fraction(self, value: float) -> float:
+        """Return the position of a value along the axis, 0 to 1."""
+        if self.log:
+            return math.log(value / self.least) / math.log(self.most / self.least)
+        return (value - self.least) / (self.most - self.least)
+
+
+def make_axis(values: Sequence[float], *, log: bool = False, zero: bool = False, count: int = 5) -> ChartAxis:
+    """Choose range and ticks of an axis, about ``count`` of them.
+
+    ``log`` is ignored unless all values are positive; ``zero`` begins a linear axis at zero.
+    """
+    least, most = min(values), max(values)
+    if log and least > 0:
+        return _log_axis(least, most)
+    if zero:
+        least, most = min(least, 0.0), max(most, 0.0)
+    # A constant curve runs through the middle, not along an edge.
+    if most - least <= _LEAST_RANGE * max(abs(least), abs(most)):
+        margin = abs(least) * 0.05 or 1.0
+        least, most = least - (0.0 if zero and least == 0 else margin), most + margin
+    return ChartAxis(least, most, False, _even_ticks(least, most, count))
+
+
+def _even_ticks(least: float, most: float, count: int) -> tuple[float, ...]:
+    # Round ticks need a step of 1, 2 or 5 times a power of ten.
+    wanted = (most - least) / count
+    power = 10.0 ** math.floor(math.log10(wanted))
+    # Tolerances: a division may miss a whole number by its rounding error.
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= wanted * (1 - 1e-9))
+    first = math.ceil(least / step - 1e-9)
+    return tuple(number * step for number in range(first, math.floor(most / step + 1e-9) + 1))
+
+
+def _log_axis(least: float, most: float) -> ChartAxis:
+    if most / least < 1.5:
+        least, most = least / 1.3, most * 1.3
+    low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
+    factors = (1, 2, 5) if high - low <= _DECADES_WITH_HALVES else (1,)
+    every = max(1, (high - low) // 6)  # at most a dozen powers of ten have labels
+    found = [factor * 10.0**power for power in range(low, high + 1, every) for factor in factors]
+    ticks = tuple(tick for tick in found if least * (1 - 1e-9) <= tick <= most * (1 + 1e-9))
+    return ChartAxis(least, most, True, ticks if len(ticks) > 1 else _even_ticks(least, most, 8))
+
+
+_WIDTH = 400  # of every chart
+_LEFT, _TOP, _BOTTOM = 48, 24, 38  # margins of a plot
+
+
+@dataclass(frozen=True)
+class _Plot:
+    """An area between two axes: places of values in the SVG, which is ``height`` high."""
+
+    x: ChartAxis
+    y: ChartAxis
+    height: int
+    right: int  # margin
+    end_labels: bool = False  # True: a label at the right edge ends there
+
+    @property
+    def bottom(self) -> int:
+        return self.height - _BOTTOM
+
+    @property
+    def edge(self) -> int:
+        return _WIDTH - self.right
+
+    def across(self, value: float) -> float:
+        return _LEFT + self.x.fraction(value) * (self.edge - _LEFT)
+
+    def up(self, value: float) -> float:
+        return _TOP + (1 - self.y.fraction(value)) * (self.bottom - _TOP)
+
+    def axes(self, across: str, up: str) -> Iterator[Html]:
+        for tick in self.y.ticks:
+            place = self.up(tick)
+            yield f'<path class="gridline" d="M{_LEFT},{place:.1f}H{self.edge}"/>'
+            yield f'<text class="tick" x="{_LEFT - 4}" y="{place + 4:.1f}" text-anchor="end">{format_tick(tick)}</text>'
+        for tick in self.x.ticks:
+            place, low = self.across(tick), self.bottom + 16
+            anchor = "end" if self.end_labels and place >= self.edge - 16 else "middle"
+            yield f'<path class="axis" d="M{place:.1f},{self.bottom}v4"/>'
+            yield f'<text class="tick" x="{place:.1f}" y="{low}" text-anchor="{anchor}">{format_tick(tick)}</text>'
+        yield f'<path class="axis" d="M{_LEFT},{_TOP}V{self.bottom}H{self.edge}" fill="none"/>'
+        yield f'<text x="{self.edge}" y="{self.height - 6}" text-anchor="end">{_label(across, self.x)}</text>'
+        yield f'<text x="2" y="10">{_label(up, self.y)}</text>'
+
+
+def _label(quantity: str, axis: ChartAxis) -> Html:
+    return text(quantity) + (", logarithmic" if axis.log else "")
+
+
+def _figure(kind: str, title: str, summary: str, height: int, shapes: Iterable[Html], below: Iterable[Html]) -> Html:
+    """Make the figure of a chart; ``summary`` is what a screen reader says instead of the picture."""
+    return (
+        f'<figure class="{kind}"><figcaption>{text(title)}</figcaption>'
+        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{text(summary)}"><title>{text(title)}</title>'
+        f"{''.join(shapes)}</svg>{''.join(below)}</figure>"
+    )
+
+
+def _legend(entries: Iterable[tuple[Html, Html]]) -> Html:
+    """Make a list of swatches and their labels."""
+    items = (f'<li><svg viewBox="0 0 16 8" aria-hidden="true">{swatch}</svg> {label}</li>' for swatch, label in entries)
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+_BUCKETS = 360  # about one per unit of the plot's width
+_TABLE_ROWS = 24  # of a curve, besides its least and greatest value
+_SLIDER_STEPS = 400
+_MAX_MARKS = 120  # of one kind; more would be a grey area
+_SPARSE = 60  # a series with fewer points also gets a dot at each of them
+_GLYPHS = ("m-3,3h6l-3,-6z", "m-2.5,-2.5h5v5h-5z", "m0,-3l3,3l-3,3l-3,-3z", "m-3,-3h6l-3,6z", "m-3,-1h6v2h-6z")
+"""Shapes of marks around their place: triangle, square, diamond, inverted triangle, bar."""
+_WIDE_RANGE = 20.0  # greatest value / median from which a curve is drawn on a logarithmic axis
 
 
 def extremes(x: Floats, y: Floats, buckets: int) -> Indices:
@@ -41,18 +180,6 @@ def extremes(x: Floats, y: Floats, buckets: int) -> Indices:
     stops = np.append(starts[1:], len(bucket)) - 1
     chosen = np.concatenate([by_value[starts], by_value[stops], [0, len(finite) - 1]])
     return np.asarray(finite[np.unique(chosen)], dtype=np.int64)
-
-
-_WIDTH, _HEIGHT = 400, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 10, 24, 38
-_BUCKETS = 360  # about one per unit of the plot's width
-_TABLE_ROWS = 24  # of a curve, besides its least and greatest value
-_SLIDER_STEPS = 400
-_MAX_MARKS = 120  # of one kind; more would be a grey area
-_SPARSE = 60  # a series with fewer points also gets a dot at each of them
-_GLYPHS = ("m-3,3h6l-3,-6z", "m-2.5,-2.5h5v5h-5z", "m0,-3l3,3l-3,3l-3,-3z", "m-3,-3h6l-3,6z", "m-3,-1h6v2h-6z")
-"""Shapes of marks around their place: triangle, square, diamond, inverted triangle, bar."""
-_WIDE_RANGE = 20.0  # greatest value / median from which a curve is drawn on a logarithmic axis
 
 
 @dataclass(frozen=True)
@@ -82,162 +209,118 @@ def line_chart(
     *,
     marks: Sequence[Mark] = (),
     zero: bool = False,
-    log: bool | None = None,
 ) -> Html:
     """Draw curves over a common axis; empty if no series has a finite point.
 
-    ``across`` and ``up`` are quantity and unit of the axes. ``log`` None takes a logarithmic vertical axis for a wide
-    range of values that begins above zero.
+    ``across`` and ``up`` are quantity and unit of the axes. The vertical axis is logarithmic for a wide range of values
+    above zero, unless it begins at ``zero``.
     """
-    drawn = [(each, extremes(each.x, each.y, _BUCKETS)) for each in series]
-    kept = [(each, index) for each, index in drawn if len(index)]
-    if not kept:
+    chosen = [(each, extremes(each.x, each.y, _BUCKETS)) for each in series]
+    whole = [each for each, index in chosen if len(index)]
+    drawn = [Series(each.name, each.x[index], each.y[index]) for each, index in chosen if len(index)]
+    if not drawn:
         return ""
-    every_x = np.concatenate([each.x[index] for each, index in kept])
-    every_y = np.concatenate([each.y[index] for each, index in kept])
+    every_x, every_y = np.concatenate([each.x for each in drawn]), np.concatenate([each.y for each in drawn])
     # On a linear axis a few high values would press the rest of the curve flat.
-    if log is None:
-        log = bool(not zero and every_y.min() > 0 and every_y.max() > _WIDE_RANGE * np.median(every_y))
+    log = bool(not zero and every_y.min() > 0 and every_y.max() > _WIDE_RANGE * np.median(every_y))
     x = make_axis((float(every_x.min()), float(every_x.max())))
     y = make_axis((float(every_y.min()), float(every_y.max())), log=log, zero=zero)
+    plot = _Plot(x, y, height=240, right=10, end_labels=True)
     inside = [mark for mark in marks if x.least <= mark.x <= x.most]
-    shapes = [*_line_axes(x, y, across, up), *_marks(inside, x)]
-    for number, (each, index) in enumerate(kept):
-        shapes += _curve(each, index, x, y, number)
-        shapes += _not_finite(each, x, number)
-    summary = _summary(title, kept, across)
-    label = text(title)
-    svg = (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{text(summary)}">'
-        f"<title>{label}</title><desc>{text(summary)}</desc>{''.join(shapes)}"
-        f'<path class="cursor" d="M0,{_TOP}V{_HEIGHT - _BOTTOM}"/></svg>'
-    )
+    summary = _summary(title, drawn, across)
+    shapes = [f"<desc>{text(summary)}</desc>", *plot.axes(across, up), *_marks(inside, plot)]
+    for number, (each, points) in enumerate(zip(whole, drawn, strict=True)):
+        shapes += _curve(points, plot, number)
+        shapes += _not_finite(each, plot, number)
+    shapes.append(f'<path class="cursor" d="M0,{_TOP}V{plot.bottom}"/>')
     data = {
-        "from": x.least, "to": x.most, "log": x.log, "left": _LEFT, "width": _plot_width(), "unit": across,
-        "series": [
-            {"name": each.name, "x": _short(each.x[index]), "y": _short(each.y[index])} for each, index in kept
-        ],
+        "from": x.least, "to": x.most, "log": x.log, "left": _LEFT, "width": plot.edge - _LEFT, "unit": across,
+        "series": [{"name": each.name, "x": _short(each.x), "y": _short(each.y)} for each in drawn],
     }  # fmt: skip
-    return (
-        f'<figure class="chart"><figcaption>{label}</figcaption>{svg}{_legend(kept, inside)}'
+    below = (
+        _legend([*_curve_entries(drawn), *_mark_entries(inside)]),
         f'<input type="range" min="0" max="{_SLIDER_STEPS}" value="{_SLIDER_STEPS}" '
-        f'aria-label="Read values: {label}"><output aria-live="off"></output>'
-        f'<script type="application/json">{embedded_json(data)}</script>'
-        f"{details('Values as a table', _table(title, kept, across))}</figure>"
+        f'aria-label="Read values: {text(title)}"><output aria-live="off"></output>'
+        f'<script type="application/json">{embedded_json(data)}</script>',
+        details("Values as a table", _table(title, drawn, across)),
     )
+    return _figure("chart", title, summary, plot.height, shapes, below)
 
 
-def _plot_width() -> float:
-    return _WIDTH - _LEFT - _RIGHT
-
-
-def _plot_height() -> float:
-    return _HEIGHT - _TOP - _BOTTOM
-
-
-def _across(x: ChartAxis, value: float) -> float:
-    return _LEFT + x.fraction(value) * _plot_width()
-
-
-def _up(y: ChartAxis, value: float) -> float:
-    return _TOP + (1 - y.fraction(value)) * _plot_height()
-
-
-def _line_axes(x: ChartAxis, y: ChartAxis, across: str, up: str) -> Iterator[Html]:
-    bottom = _HEIGHT - _BOTTOM
-    for tick in y.ticks:
-        place = _up(y, tick)
-        yield f'<path class="gridline" d="M{_LEFT},{place:.1f}H{_WIDTH - _RIGHT}"/>'
-        yield f'<text class="tick" x="{_LEFT - 4}" y="{place + 4:.1f}" text-anchor="end">{format_tick(tick)}</text>'
-    for tick in x.ticks:
-        place = _across(x, tick)
-        anchor = "middle" if place < _WIDTH - _RIGHT - 16 else "end"  # a label at the edge would be cut off
-        yield f'<path class="axis" d="M{place:.1f},{bottom}v4"/>'
-        yield f'<text class="tick" x="{place:.1f}" y="{bottom + 16}" text-anchor="{anchor}">{format_tick(tick)}</text>'
-    yield f'<path class="axis" d="M{_LEFT},{_TOP}V{bottom}H{_WIDTH - _RIGHT}" fill="none"/>'
-    yield f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 6}" text-anchor="end">{text(across)}</text>'
-    scale = ", logarithmic" if y.log else ""
-    yield f'<text x="2" y="10">{text(up)}{scale}</text>'
-
-
-def _marks(marks: Sequence[Mark], x: ChartAxis) -> Iterator[Html]:
-    for row, kind in enumerate(_kinds(marks)):
-        found = [mark for mark in marks if mark.kind == kind]
+def _marks(marks: Sequence[Mark], plot: _Plot) -> Iterator[Html]:
+    for row, (_, found) in enumerate(_by_kind(marks)):
         # Every n-th, rounded up, so that at most that many are drawn.
         for mark in found[:: -(-len(found) // _MAX_MARKS)]:
-            place, low = _across(x, mark.x), _HEIGHT - _BOTTOM - 6 - 9 * row
-            line = f'<path class="mark" d="M{place:.1f},{_TOP}V{_HEIGHT - _BOTTOM}"/>' if mark.full_height else ""
+            place, low = plot.across(mark.x), plot.bottom - 6 - 9 * row
+            line = f'<path class="mark" d="M{place:.1f},{_TOP}V{plot.bottom}"/>' if mark.full_height else ""
             glyph = f'<path class="glyph" d="M{place:.1f},{low}{_GLYPHS[row % len(_GLYPHS)]}"/>'
             yield f"<g><title>{text(mark.label)}</title>{line}{glyph}</g>"
 
 
-def _kinds(marks: Sequence[Mark]) -> list[str]:
-    return list(dict.fromkeys(mark.kind for mark in marks))
+def _by_kind(marks: Sequence[Mark]) -> list[tuple[str, list[Mark]]]:
+    kinds = dict.fromkeys(mark.kind for mark in marks)
+    return [(kind, [mark for mark in marks if mark.kind == kind]) for kind in kinds]
 
 
-def _curve(series: Series, index: Indices, x: ChartAxis, y: ChartAxis, number: int) -> Iterator[Html]:
-    points = [(_across(x, float(a)), _up(y, float(b))) for a, b in zip(series.x[index], series.y[index], strict=True)]
-    dash = f' stroke-dasharray="{dashes(number)}"' if dashes(number) else ""
-    path = "M" + "L".join(f"{a:.1f},{b:.1f}" for a, b in points)
+def _mark_entries(marks: Sequence[Mark]) -> Iterator[tuple[Html, Html]]:
+    for row, (kind, found) in enumerate(_by_kind(marks)):
+        yield f'<path class="glyph" d="M8,4{_GLYPHS[row % len(_GLYPHS)]}"/>', f"{text(kind)} ({len(found):,})"
+
+
+def _dash(number: int) -> Html:
+    return f' stroke-dasharray="{dashes(number)}"' if dashes(number) else ""
+
+
+def _curve_entries(drawn: Sequence[Series]) -> Iterator[tuple[Html, Html]]:
+    for number, each in enumerate(drawn):
+        swatch = f'<path d="M0,4H16" stroke="{colour(number)}" stroke-width="3"{_dash(number)}/>'
+        yield swatch, text(each.name)
+
+
+def _curve(points: Series, plot: _Plot, number: int) -> Iterator[Html]:
+    places = [(plot.across(float(a)), plot.up(float(b))) for a, b in zip(points.x, points.y, strict=True)]
+    path = "M" + "L".join(f"{a:.1f},{b:.1f}" for a, b in places)
     yield (
         f'<path class="curve" d="{path}" fill="none" stroke="{colour(number)}" stroke-width="1.5" '
-        f'stroke-linejoin="round"{dash}/>'
+        f'stroke-linejoin="round"{_dash(number)}/>'
     )
-    if len(points) <= _SPARSE:
-        dots = "".join(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.4"/>' for a, b in points)
+    if len(places) <= _SPARSE:
+        dots = "".join(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.4"/>' for a, b in places)
         yield f'<g fill="{colour(number)}">{dots}</g>'
 
 
-def _not_finite(series: Series, x: ChartAxis, number: int) -> Iterator[Html]:
+def _not_finite(series: Series, plot: _Plot, number: int) -> Iterator[Html]:
     # Values that are not finite have no place on the axis: a cross at the upper edge stands for them.
     bad = np.flatnonzero(~np.isfinite(series.y))
     for place in bad[:: max(1, len(bad) // _MAX_MARKS)]:
         value = float(series.x[place])
-        if x.least <= value <= x.most:
-            a, kind = _across(x, value), float(series.y[place])
-            label = text(f"{series.name}: {kind} at {format_value(value)}")
+        if plot.x.least <= value <= plot.x.most:
+            label = text(f"{series.name}: {float(series.y[place])} at {format_value(value)}")
             yield (
-                f'<path class="not-finite" d="M{a - 3:.1f},{_TOP}l6,6m0,-6l-6,6" stroke="{colour(number)}" '
-                f'stroke-width="2"><title>{label}</title></path>'
+                f'<path class="not-finite" d="M{plot.across(value) - 3:.1f},{_TOP}l6,6m0,-6l-6,6" '
+                f'stroke="{colour(number)}" stroke-width="2"><title>{label}</title></path>'
             )
 
 
-def _legend(kept: Sequence[tuple[Series, Indices]], marks: Sequence[Mark]) -> Html:
-    lines = []
-    for number, (each, _) in enumerate(kept):
-        dash = f' stroke-dasharray="{dashes(number)}"' if dashes(number) else ""
-        swatch = f'<path d="M0,4H16" stroke="{colour(number)}" stroke-width="3"{dash}/>'
-        lines.append(f'<li><svg viewBox="0 0 16 8" aria-hidden="true">{swatch}</svg> {text(each.name)}</li>')
-    for row, kind in enumerate(_kinds(marks)):
-        total = sum(mark.kind == kind for mark in marks)
-        glyph = f'<path class="glyph" d="M8,4{_GLYPHS[row % len(_GLYPHS)]}"/>'
-        lines.append(f'<li><svg viewBox="0 0 16 8" aria-hidden="true">{glyph}</svg> {text(kind)} ({total:,})</li>')
-    return f'<ul class="legend">{"".join(lines)}</ul>'
-
-
-def _summary(title: str, kept: Sequence[tuple[Series, Indices]], across: str) -> str:
-    # For screen readers.
+def _summary(title: str, drawn: Sequence[Series], across: str) -> str:
     words = []
-    for each, index in kept:
-        values = each.y[index]
-        words.append(
-            f"{each.name}: from {format_value(float(values[0]))} to {format_value(float(values[-1]))}, "
-            f"least {format_value(float(values.min()))}, greatest {format_value(float(values.max()))}"
-        )
+    for each in drawn:
+        first, last, least, greatest = map(_value, (each.y[0], each.y[-1], each.y.min(), each.y.max()))
+        words.append(f"{each.name}: from {first} to {last}, least {least}, greatest {greatest}")
     return f"{title}, over {across}. " + ". ".join(words) + "."
 
 
-def _table(title: str, kept: Sequence[tuple[Series, Indices]], across: str) -> Html:
+def _table(title: str, drawn: Sequence[Series], across: str) -> Html:
     rows = []
-    for each, index in kept:
-        values = each.y[index]
-        even = np.linspace(0, len(index) - 1, min(len(index), _TABLE_ROWS)).round().astype(int)
-        chosen = np.unique(np.concatenate([even, [int(values.argmin()), int(values.argmax())]]))
-        rows += [
-            (each.name, format_value(float(each.x[index[place]])), format_value(float(values[place])))
-            for place in chosen
-        ]
+    for each in drawn:
+        even = np.linspace(0, len(each.y) - 1, min(len(each.y), _TABLE_ROWS)).round().astype(int)
+        chosen = np.unique(np.concatenate([even, [int(each.y.argmin()), int(each.y.argmax())]]))
+        rows += [(each.name, _value(each.x[place]), _value(each.y[place])) for place in chosen]
     return table(("series", across, "value"), rows, caption=title)
+
+
+def _value(number: np.float64) -> str:
+    return format_value(float(number))
 
 
 def _short(values: Floats) -> list[float]:
@@ -245,10 +328,8 @@ def _short(values: Floats) -> list[float]:
     return [float(f"{value:.6g}") if abs(value) < 1e5 or not math.isfinite(value) else float(value) for value in values]
 
 
-_SCATTER_WIDTH, _SCATTER_HEIGHT = 400, 260
-_SCATTER_LEFT, _SCATTER_RIGHT, _SCATTER_TOP, _SCATTER_BOTTOM = 48, 14, 24, 38
 _RING = 8  # radius
-_SCATTER_MARGIN = 1.06  # factor between the outermost dots and the ends of an axis
+_MARGIN = 1.06  # factor between the outermost dots and the ends of an axis
 
 
 @dataclass(frozen=True)
@@ -265,74 +346,35 @@ class Dot:
     y_ends: tuple[float, float] = (1.0, 1.0)  # ends of the whisker upwards, as shares of y
 
 
-def scatter_chart(
-    title: str,
-    dots: Sequence[Dot],
-    groups: Sequence[str],
-    across: str,
-    up: str,
-) -> Html:
+def scatter_chart(title: str, dots: Sequence[Dot], groups: Sequence[str], across: str, up: str) -> Html:
     """Draw dots, at least one, over logarithmic axes, with a legend of the groups."""
     x = _scatter_axis([dot.x * end for dot in dots for end in dot.x_ends])
     y = _scatter_axis([dot.y * end for dot in dots for end in dot.y_ends])
-    shapes = [*_scatter_axes(x, y, across, up)]
-    # Later shapes cover earlier ones: the chosen dots are on top.
-    for dot in sorted(dots, key=lambda dot: (dot.chosen, dot.filled)):
-        shapes += _dot(dot, x, y)
+    plot = _Plot(x, y, height=260, right=14)
     chosen = [dot for dot in dots if dot.chosen]
     words = [f"{dot.label}: {format_value(dot.x)} {across}, {format_value(dot.y)} {up}" for dot in chosen]
     summary = f"{title}: {len(dots)} layouts. Chosen: {'; '.join(words) or 'none'}."
-    legend = [
-        f'<li><svg viewBox="0 0 16 8" aria-hidden="true"><circle cx="8" cy="4" r="3.5" fill="{colour(number)}"/></svg> '
-        f"{text(name)}</li>"
-        for number, name in enumerate(groups)
+    shapes = [f"<desc>{text(summary)}</desc>", *plot.axes(across, up)]
+    # Later shapes cover earlier ones: the chosen dots are on top.
+    for dot in sorted(dots, key=lambda dot: (dot.chosen, dot.filled)):
+        shapes += _dot(dot, plot)
+    entries = [
+        (f'<circle cx="8" cy="4" r="3.5" fill="{colour(number)}"/>', text(name)) for number, name in enumerate(groups)
     ]
     if chosen:
-        ring = '<circle cx="8" cy="4" r="3" class="halo"/>'
-        legend.append(
-            f'<li><svg viewBox="0 0 16 8" aria-hidden="true">{ring}</svg> chosen; whiskers: expected range</li>'
-        )
-    return (
-        f'<figure class="scatter"><figcaption>{text(title)}</figcaption>'
-        f'<svg viewBox="0 0 {_SCATTER_WIDTH} {_SCATTER_HEIGHT}" role="img" '
-        f'aria-label="{text(summary)}"><title>{text(title)}</title>'
-        f'<desc>{text(summary)}</desc>{"".join(shapes)}</svg><ul class="legend">{"".join(legend)}</ul></figure>'
-    )
+        entries.append(('<circle cx="8" cy="4" r="3" class="halo"/>', "chosen; whiskers: expected range"))
+    return _figure("scatter", title, summary, plot.height, shapes, [_legend(entries)])
 
 
 def _scatter_axis(values: Sequence[float]) -> ChartAxis:
-    return make_axis((min(values) / _SCATTER_MARGIN, max(values) * _SCATTER_MARGIN), log=True)
+    return make_axis((min(values) / _MARGIN, max(values) * _MARGIN), log=True)
 
 
-def _dot_x(axis: ChartAxis, value: float) -> float:
-    return _SCATTER_LEFT + axis.fraction(value) * (_SCATTER_WIDTH - _SCATTER_LEFT - _SCATTER_RIGHT)
-
-
-def _dot_y(axis: ChartAxis, value: float) -> float:
-    return _SCATTER_TOP + (1 - axis.fraction(value)) * (_SCATTER_HEIGHT - _SCATTER_TOP - _SCATTER_BOTTOM)
-
-
-def _scatter_axes(x: ChartAxis, y: ChartAxis, across: str, up: str) -> Iterator[Html]:
-    bottom, right = _SCATTER_HEIGHT - _SCATTER_BOTTOM, _SCATTER_WIDTH - _SCATTER_RIGHT
-    for tick in y.ticks:
-        place = _dot_y(y, tick)
-        yield f'<path class="gridline" d="M{_SCATTER_LEFT},{place:.1f}H{right}"/>'
-        label = format_tick(tick)
-        yield f'<text class="tick" x="{_SCATTER_LEFT - 4}" y="{place + 4:.1f}" text-anchor="end">{label}</text>'
-    for tick in x.ticks:
-        place = _dot_x(x, tick)
-        yield f'<path class="axis" d="M{place:.1f},{bottom}v4"/>'
-        yield f'<text class="tick" x="{place:.1f}" y="{bottom + 16}" text-anchor="middle">{format_tick(tick)}</text>'
-    yield f'<path class="axis" d="M{_SCATTER_LEFT},{_SCATTER_TOP}V{bottom}H{right}" fill="none"/>'
-    yield f'<text x="{right}" y="{_SCATTER_HEIGHT - 6}" text-anchor="end">{text(across)}, logarithmic</text>'
-    yield f'<text x="2" y="10">{text(up)}, logarithmic</text>'
-
-
-def _dot(dot: Dot, x: ChartAxis, y: ChartAxis) -> Iterator[Html]:
-    a, b = _dot_x(x, dot.x), _dot_y(y, dot.y)
+def _dot(dot: Dot, plot: _Plot) -> Iterator[Html]:
+    a, b = plot.across(dot.x), plot.up(dot.y)
     if dot.chosen:
-        left, right = (_dot_x(x, dot.x * end) for end in dot.x_ends)
-        low, high = (_dot_y(y, dot.y * end) for end in dot.y_ends)
+        left, right = (plot.across(dot.x * end) for end in dot.x_ends)
+        low, high = (plot.up(dot.y * end) for end in dot.y_ends)
         yield f'<path class="spread axis" d="M{left:.1f},{b:.1f}H{right:.1f}M{a:.1f},{low:.1f}V{high:.1f}"/>'
         yield f'<circle class="halo" cx="{a:.1f}" cy="{b:.1f}" r="{_RING}"><title>chosen</title></circle>'
     shade = colour(dot.group)
@@ -340,8 +382,9 @@ def _dot(dot: Dot, x: ChartAxis, y: ChartAxis) -> Iterator[Html]:
     yield f'<circle class="dot" cx="{a:.1f}" cy="{b:.1f}" r="4.5" {paint}><title>{text(dot.label)}</title></circle>'
 
 
-_BAR_WIDTH, _BAR_THICKNESS, _BAR_HEIGHT = 400, 26, 58
+_BAR_THICKNESS, _BAR_HEIGHT = 26, 58
 _BAR_EDGE = 1.0  # left free at both ends
+_BAR_WIDTH = _WIDTH - 2 * _BAR_EDGE
 
 
 def bar_chart(
@@ -364,37 +407,32 @@ def bar_chart(
         return ""
     total = sum(shown.values())
     width = max(total, limit or 0.0, spread[1] if spread else 0.0)
-    axis = make_axis((0.0, width / scale))
-    shapes, legend, x = [], [], _BAR_EDGE
+    shapes, entries, x = [], [], _BAR_EDGE
     for number, (name, size) in enumerate(shown.items()):
-        wide = size / width * (_BAR_WIDTH - 2 * _BAR_EDGE)
-        label = text(f"{name}: {form(size)}")
+        wide, label, shade = size / width * _BAR_WIDTH, text(f"{name}: {form(size)}"), colour(number)
         shapes.append(
-            f'<rect class="edge" x="{x:.2f}" y="4" width="{wide:.2f}" height="{_BAR_THICKNESS}" '
-            f'fill="{colour(number)}">'
+            f'<rect class="edge" x="{x:.2f}" y="4" width="{wide:.2f}" height="{_BAR_THICKNESS}" fill="{shade}">'
             f"<title>{label}</title></rect>"
         )
-        share = size / total
-        swatch = f'<rect width="16" height="8" fill="{colour(number)}"/>'
-        legend.append(f'<li><svg viewBox="0 0 16 8" aria-hidden="true">{swatch}</svg> {label} ({share:.1%})</li>')
+        entries.append((f'<rect width="16" height="8" fill="{shade}"/>', f"{label} ({size / total:.1%})"))
         x += wide
-    for tick in axis.ticks:
-        place = _BAR_EDGE + axis.fraction(tick) * (_BAR_WIDTH - 2 * _BAR_EDGE)
-        anchor = "start" if place < 16 else "end" if place > _BAR_WIDTH - 16 else "middle"  # as above
-        shapes.append(f'<path class="axis" d="M{place:.1f},{4 + _BAR_THICKNESS}v4"/>')
-        shapes.append(f'<text class="tick" x="{place:.1f}" y="48" text-anchor="{anchor}">{format_tick(tick)}</text>')
+    shapes += _bar_axis(make_axis((0.0, width / scale)))
     if limit is not None:
-        place = _BAR_EDGE + limit / width * (_BAR_WIDTH - 2 * _BAR_EDGE)
+        place = _BAR_EDGE + limit / width * _BAR_WIDTH
         shapes.append(f'<path class="limit axis" d="M{place - 0.5:.1f},0V{_BAR_THICKNESS + 8}" stroke-width="2"/>')
     if spread is not None:
-        low, high = (_BAR_EDGE + end / width * (_BAR_WIDTH - 2 * _BAR_EDGE) for end in spread)
+        low, high = (_BAR_EDGE + end / width * _BAR_WIDTH for end in spread)
         middle = 4 + _BAR_THICKNESS / 2
         shapes.append(f'<path class="halo spread" d="M{low:.1f},{middle}H{high:.1f}M{low:.1f},9v16M{high:.1f},9v16"/>')
     summary = f"{title}: " + ", ".join(f"{name} {form(size)}" for name, size in shown.items())
-    return (
-        f'<figure class="bar"><figcaption>{text(title)}</figcaption>'
-        f'<svg viewBox="0 0 {_BAR_WIDTH} {_BAR_HEIGHT}" role="img" '
-        f'aria-label="{text(summary)}"><title>{text(title)}</title>'
-        f'{"".join(shapes)}</svg><ul class="legend">{"".join(legend)}</ul>'
-        f"{f'<p>Axis in {text(unit)}.</p>' if unit else ''}</figure>"
-    )
+    below = [_legend(entries), f"<p>Axis in {text(unit)}.</p>" if unit else ""]
+    return _figure("bar", title, summary, _BAR_HEIGHT, shapes, below)
+
+
+def _bar_axis(axis: ChartAxis) -> Iterator[Html]:
+    for tick in axis.ticks:
+        place = _BAR_EDGE + axis.fraction(tick) * _BAR_WIDTH
+        # A label at the edge would be cut off.
+        anchor = "start" if place < 16 else "end" if place > _WIDTH - 16 else "middle"
+        yield f'<path class="axis" d="M{place:.1f},{4 + _BAR_THICKNESS}v4"/>'
+        yield f'<text class="tick" x="{place:.1f}" y="48" text-anchor="{anchor}">{format_tick(tick)}</text>'

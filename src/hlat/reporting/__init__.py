@@ -14,19 +14,10 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
-    from hlat.reporting.overview import LossesAt as LossesAt
-    from hlat.reporting.overview import RunComparison as RunComparison
-    from hlat.reporting.overview import RunOverview as RunOverview
-    from hlat.reporting.overview import compare_runs as compare_runs
-    from hlat.reporting.overview import flat_settings as flat_settings
-    from hlat.reporting.overview import read_overview as read_overview
-    from hlat.reporting.overview import sparkline as sparkline
-    from hlat.reporting.planned_and_actual import Machines as Machines
-    from hlat.reporting.report import ReportServer as ReportServer
-    from hlat.reporting.report import report_page as report_page
-    from hlat.reporting.report import write_report as write_report
-    from hlat.reporting.run_list import RunSummary as RunSummary
-    from hlat.reporting.run_list import list_runs as list_runs
+    from hlat.reporting.overview import *
+    from hlat.reporting.planned_and_actual import *
+    from hlat.reporting.report import *
+    from hlat.reporting.run_status import *
 
 __getattr__ = lazily(
     __name__,
@@ -34,6 +25,6 @@ __getattr__ = lazily(
         "overview": "LossesAt RunComparison RunOverview compare_runs flat_settings read_overview sparkline",
         "planned_and_actual": "Machines",
         "report": "ReportServer report_page write_report",
-        "run_list": "RunSummary list_runs",
+        "run_status": "RunSummary list_runs",
     },
 )

@@ -15,14 +15,14 @@ import json
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import yaml
 
-from hlat.reporting.run_status import RunStatus, is_run, no_run, read_status, run_events
+from hlat.reporting.run_status import RunStatus, is_run, last_recipe, no_run, read_status, run_events, run_name
 from hlat.runtime.storage.run_folder import ATTEMPTS_NAME, RECIPE_NAME
 from hlat.tracking import from_json_value, iter_valid_records, read_valid_records
 
@@ -30,13 +30,11 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _NUMBERS = ("step", "tokens", "loss", "val_loss", "val_bits_per_byte", "tokens_per_second", "mfu", "memory_bytes")
 
 
-class Curve(Sequence[tuple[float, float]]):
+class Curve:
     """Pairs of tokens and the loss there, in the order of the file, in 16 bytes each: a run may log a million."""
 
-    def __init__(self, pairs: Iterable[tuple[float, float]] = ()) -> None:
+    def __init__(self) -> None:
         self.tokens, self.losses = array("d"), array("d")
-        for pair in pairs:
-            self.append(*pair)
 
     def append(self, tokens: float, loss: float) -> None:
         self.tokens.append(tokens)
@@ -45,13 +43,7 @@ class Curve(Sequence[tuple[float, float]]):
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @overload
-    def __getitem__(self, index: int) -> tuple[float, float]: ...
-    @overload
-    def __getitem__(self, index: slice) -> "Curve": ...
-    def __getitem__(self, index: int | slice) -> "tuple[float, float] | Curve":
-        if isinstance(index, slice):
-            return Curve(zip(self.tokens[index], self.losses[index], strict=True))
+    def __getitem__(self, index: int) -> tuple[float, float]:
         return self.tokens[index], self.losses[index]
 
     def __iter__(self) -> Iterator[tuple[float, float]]:
@@ -100,15 +92,12 @@ def read_overview(folder: Path) -> RunOverview:
     records, damaged_events = read_valid_records(folder / "events.jsonl")
     attempts, damaged_attempts = read_valid_records(folder / ATTEMPTS_NAME)
     events = run_events(records)
-    settings = next((event.fields["recipe"] for event in reversed(events) if event.has_recipe), None)
-    # A run that has not recorded an event with its recipe yet.
-    settings = settings or _recipe_file(folder / RECIPE_NAME)
-    begun = next((event for event in reversed(events) if event.begins), None)
-    parameters = None if begun is None else begun.number("parameters")
-    run = settings.get("run")
+    # The file is of a run that has not recorded an event with its recipe yet.
+    settings = last_recipe(events) or _recipe_file(folder / RECIPE_NAME)
+    parameters = next((event.number("parameters") for event in reversed(events) if event.begins), None)
     return RunOverview(
         folder=folder,
-        name=str((run.get("name") if isinstance(run, dict) else None) or folder.resolve().name),
+        name=run_name(settings, folder),
         status=read_status(folder, events),
         settings=settings,
         attempts=tuple(attempts),
@@ -238,14 +227,20 @@ class RunComparison:
 def compare_runs(folders: Sequence[Path]) -> RunComparison:
     """Read and compare runs; DataError if a folder is not that of a run, StorageError if a file is unreadable."""
     runs = tuple(read_overview(folder) for folder in folders)
-    flat = [flat_settings(run.settings) for run in runs]
-    fields = dict.fromkeys(field for settings in flat for field in settings if field not in _OWN_FIELDS)
-    values = {field: [settings.get(field) for settings in flat] for field in fields}
+    recipe = differing_settings([run.settings for run in runs])
     return RunComparison(
         runs,
-        {field: found for field, found in values.items() if len(set(found)) > 1},
+        {field: values for field, values in recipe.items() if field not in _OWN_FIELDS},
         _compare_losses([run.loss for run in runs]),
     )
+
+
+def differing_settings(recipes: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
+    """Find the fields in which recipes differ: the value in each, by dotted path; None where a recipe lacks it."""
+    flat = [flat_settings(settings) for settings in recipes]
+    fields = dict.fromkeys(field for settings in flat for field in settings)
+    values = {field: [settings.get(field) for settings in flat] for field in fields}
+    return {field: found for field, found in values.items() if len(set(found)) > 1}
 
 
 def _compare_losses(curves: Sequence[Curve]) -> list[LossesAt]:

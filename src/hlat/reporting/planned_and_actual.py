@@ -8,7 +8,7 @@ prepared data without weights  -> manifest       -> tokens of each source in an 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,12 +20,12 @@ from hlat.data import Mixture, is_weighted, phase_weights, read_data_manifest
 from hlat.hardware import Cluster, load_catalog, parse_cluster
 from hlat.page import Html, bar_chart, duration, format_value, grid, paragraph, section, table
 from hlat.planner import LayoutPrediction, PlanQuestion, make_plan, price_kind, resolve_request
-from hlat.reporting.run_record import RunRecord, active_seconds
+from hlat.reporting.run_record import RunRecord, active_seconds, shown
 from hlat.runtime.errors import DataError, HlatError
 
 _GIB = 1 << 30
+_MOST_SOURCES = 24  # bars of a chart
 _DAY, _HOUR = 86400.0, 3600.0
-_UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -93,35 +93,36 @@ def _layout_words(recipe: Recipe) -> str:
     return ",".join(f"{name}={value}" for name, value in values.items())
 
 
-def _plan_rows(run: RunRecord, predicted: LayoutPrediction | None, price: float | None) -> list[tuple[str, str, str]]:
+def _plan_rows(run: RunRecord, plan: LayoutPrediction | None, price: float | None) -> list[tuple[str, str, str]]:
     progress = measure_progress(run)
-    step, memory, mfu = progress.step_seconds, run.last("memory_bytes"), _median(run, "mfu")
-    elapsed, whole = progress.elapsed, progress.whole
-    rows = [
-        ("time of a step", "" if predicted is None else duration(predicted.step_seconds), _time(step)),
-        (
-            "tokens per second",
-            "" if predicted is None else format_value(predicted.tokens_per_second),
-            _UNKNOWN if progress.rate is None else format_value(progress.rate),
-        ),
-        ("MFU", "" if predicted is None else f"{predicted.mfu:.1%}", _UNKNOWN if mfu is None else f"{mfu:.1%}"),
-        (
-            "peak memory of a device",
-            "" if predicted is None else f"{predicted.peak_memory / _GIB:.2f} GiB",
-            _UNKNOWN if memory is None else f"{memory / _GIB:.2f} GiB",
-        ),
-        ("time so far", "", duration(elapsed)),
-        ("time to the end", "", _time(progress.left)),
-        ("days of the whole run", "" if predicted is None else f"{predicted.days:.3g}", _days(whole)),
+    elapsed, left, whole = progress.elapsed, progress.left, progress.whole
+    planned: dict[str, float | None] = {}
+    if plan is not None:
+        planned = {
+            "time of a step": plan.step_seconds,
+            "tokens per second": plan.tokens_per_second,
+            "MFU": plan.mfu,
+            "peak memory of a device": plan.peak_memory / _GIB,
+            "days of the whole run": plan.days,
+            "USD of the whole run": plan.cost_usd,
+        }
+    actual: list[tuple[str, float | None, Callable[[float], str]]] = [
+        ("time of a step", progress.step_seconds, duration),
+        ("tokens per second", progress.rate, format_value),
+        ("MFU", _median(run, "mfu"), "{:.1%}".format),
+        ("peak memory of a device", _scaled(run.last("memory_bytes"), 1 / _GIB), "{:.2f} GiB".format),
+        ("time so far", elapsed, duration),
+        ("time to the end", left, duration),
+        ("days of the whole run", _scaled(whole, 1 / _DAY), "{:.3g}".format),
     ]
     if price is not None:
-        planned = "" if predicted is None or predicted.cost_usd is None else f"{predicted.cost_usd:,.2f}"
-        rows += [
-            ("USD so far", "", f"{elapsed / _HOUR * price:,.2f}"),
-            ("USD to the end", "", _UNKNOWN if progress.left is None else f"{progress.left / _HOUR * price:,.2f}"),
-            ("USD of the whole run", planned, _UNKNOWN if whole is None else f"{whole / _HOUR * price:,.2f}"),
-        ]
-    return rows
+        for name, seconds in (("so far", elapsed), ("to the end", left), ("of the whole run", whole)):
+            actual.append((f"USD {name}", _scaled(seconds, price / _HOUR), "{:,.2f}".format))
+    return [(name, shown(planned.get(name), form), shown(value, form, "unknown")) for name, value, form in actual]
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
 
 
 @dataclass(frozen=True)
@@ -155,14 +156,6 @@ def _median(run: RunRecord, name: str) -> float | None:
     values = run.metrics[name][1] if name in run.metrics else np.empty(0)
     finite = values[np.isfinite(values)]
     return float(np.median(finite)) if len(finite) else None
-
-
-def _time(seconds: float | None) -> str:
-    return _UNKNOWN if seconds is None else duration(seconds)
-
-
-def _days(seconds: float | None) -> str:
-    return _UNKNOWN if seconds is None else f"{seconds / _DAY:.3g}"
 
 
 def mixture_section(run: RunRecord) -> Html:
@@ -235,11 +228,11 @@ def _source_names(recipe: Recipe) -> list[str]:
     return [label if labels.count(label) == 1 else f"{label} ({index})" for index, label in enumerate(labels)]
 
 
-def _largest_sources(sizes: Sequence[tuple[str, int]], most: int = 24) -> list[tuple[str, float]]:
+def _largest_sources(sizes: Sequence[tuple[str, int]]) -> list[tuple[str, float]]:
     # A corpus may have thousands of sources: the rest is one bar.
     ordered = sorted(((name, float(size)) for name, size in sizes), key=lambda pair: -pair[1])
-    rest = ordered[most:]
-    return ordered[:most] + ([(f"{len(rest):,} others", sum(size for _, size in rest))] if rest else [])
+    rest = ordered[_MOST_SOURCES:]
+    return ordered[:_MOST_SOURCES] + ([(f"{len(rest):,} others", sum(size for _, size in rest))] if rest else [])
 
 
 def _token_bars(title: str, tokens: dict[str, float]) -> Html:

@@ -31,7 +31,7 @@ from hlat.reporting.report_sections import (
     time_section,
     training_section,
 )
-from hlat.reporting.run_record import RunRecord, read_run
+from hlat.reporting.run_record import RunRecord, read_run, shown
 from hlat.runtime.errors import DataError, HlatError, LaunchError, StorageError
 from hlat.runtime.storage.local_files import write_atomic
 from hlat.runtime.storage.run_folder import LOCK_NAME
@@ -64,7 +64,16 @@ def report_page(folders: Sequence[Path], machines: Machines | None = None, *, ve
         training_section(runs),
     ]
     for run in runs:
-        contents.append(section("Run" if len(runs) == 1 else f"Run {run.name}", _run_sections(run, machines)))
+        history = [
+            time_section(run),
+            plan_section(run, machines),
+            incidents_section(run),
+            checkpoints_section(run),
+            mixture_section(run),
+            samples_section(run),
+            recipe_section(run),
+        ]
+        contents.append(section("Run" if len(runs) == 1 else f"Run {run.name}", history))
     return page(title, contents, version=version)
 
 
@@ -96,22 +105,17 @@ def _distinct(runs: list[RunRecord]) -> list[RunRecord]:
 def _summary(runs: Sequence[RunRecord]) -> Html:
     rows = []
     for run in runs:
-        total = run.recipe.total_steps if run.recipe is not None else None
+        total = shown(run.recipe, lambda recipe: f" of {recipe.total_steps:,}")
         state = f"{run.status.state}: {run.status.reason}" if run.status.reason else run.status.state
         begun = next((event for event in run.events if event.kind == "start"), None)
-        parameters = None if begun is None else begun.number("parameters")
         rows.append(
             (
                 run.name,
                 state,
-                f"{run.step:,}" if total is None else f"{run.step:,} of {total:,}",
-                _last_value(run, "tokens"),
-                _last_value(run, "loss"),
-                _last_value(run, "val_loss"),
-                _last_value(run, "tokens_per_second"),
-                "" if parameters is None else format_value(parameters),
-                "" if begun is None else begun.words("device"),
-                "" if begun is None else begun.words("processes"),
+                f"{run.step:,}{total}",
+                *(shown(run.last(name), format_value) for name in ("tokens", "loss", "val_loss", "tokens_per_second")),
+                shown(None if begun is None else begun.number("parameters"), format_value),
+                *("" if begun is None else begun.words(name) for name in ("device", "processes")),
             )
         )
     names = (
@@ -119,23 +123,6 @@ def _summary(runs: Sequence[RunRecord]) -> Html:
         *("parameters", "device", "processes"),
     )
     return table(names, rows, caption="Runs" if len(runs) > 1 else "Run")
-
-
-def _last_value(run: RunRecord, name: str) -> str:
-    value = run.last(name)
-    return "" if value is None else format_value(value)
-
-
-def _run_sections(run: RunRecord, machines: Machines | None) -> list[Html]:
-    return [
-        time_section(run),
-        plan_section(run, machines),
-        incidents_section(run),
-        checkpoints_section(run),
-        mixture_section(run),
-        samples_section(run),
-        recipe_section(run),
-    ]
 
 
 _LOG = logging.getLogger("hlat")

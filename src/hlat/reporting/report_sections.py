@@ -30,8 +30,8 @@ from hlat.page import (
     table,
     time_unit,
 )
-from hlat.reporting.overview import flat_settings
-from hlat.reporting.run_record import Column, Floats, RunRecord, step_seconds, wall_seconds
+from hlat.reporting.overview import differing_settings, flat_settings
+from hlat.reporting.run_record import Column, Floats, RunRecord, shown, step_seconds, wall_seconds
 from hlat.reporting.run_status import RunEvent
 
 _MEMORY_METRICS = ("memory_bytes", "memory_reserved_bytes")
@@ -54,10 +54,6 @@ class _Scale:
     places: Callable[[RunRecord], Column]
 
 
-def _tokens_of_steps(run: RunRecord) -> Column:
-    return run.metrics.get("tokens", (np.empty(0), np.empty(0)))
-
-
 def _time_scale(runs: Sequence[RunRecord]) -> _Scale:
     longest = max((float(wall[-1]) for run in runs if len(wall := wall_seconds(run))), default=0.0)
     name, unit = time_unit(longest)
@@ -67,7 +63,8 @@ def _time_scale(runs: Sequence[RunRecord]) -> _Scale:
 def loss_section(runs: Sequence[RunRecord]) -> Html:
     """Show losses by tokens and by wall time, bits per byte, and scores of tasks."""
     logged = [run for run in runs if run.metrics]
-    by_tokens, by_time = _Scale("tokens", _tokens_of_steps), _time_scale(logged)
+    by_tokens = _Scale("tokens", lambda run: run.metrics.get("tokens", (np.empty(0), np.empty(0))))
+    by_time = _time_scale(logged)
     names = ["loss", "val_loss", *_matching(logged, "val/", "/loss")]
     bits = ["val_bits_per_byte", *_matching(logged, "val/", "bits_per_byte")]
     other = [name for name in _matching(logged, "val/", "") if name not in {*names, *bits}]
@@ -262,7 +259,7 @@ def incidents_section(run: RunRecord) -> Html:
     if anomalies:
         rows = [
             (
-                f"{event.step:,}" if event.step is not None else "",
+                shown(event.step, "{:,}".format),
                 event.when,
                 event.words("kind") or event.kind,
                 event.words("action") or f"back from step {event.words('undone')}",
@@ -291,8 +288,7 @@ def _caption_with_count(title: str, count: int) -> str:
 
 def _event_table(caption: str, events: list[RunEvent]) -> Html:
     rows = [
-        (event.kind, event.when, "" if event.step is None else f"{event.step:,}", _described(event))
-        for event in events[-_MAX_ROWS:]
+        (event.kind, event.when, shown(event.step, "{:,}".format), _described(event)) for event in events[-_MAX_ROWS:]
     ]
     return table(("event", "time, UTC", "step", "details"), rows, caption=_caption_with_count(caption, len(events)))
 
@@ -316,17 +312,15 @@ def checkpoints_section(run: RunRecord) -> Html:
         rows = []
         for entry in run.checkpoints[-_MAX_ROWS:]:
             event = saved.get(entry.step)
-            seconds = None if event is None else event.number("seconds")
-            stall = None if event is None else event.number("stall_seconds")
+            times = (None if event is None else event.number(name) for name in ("seconds", "stall_seconds"))
             rows.append(
                 (
                     entry.name,
                     entry.state,
-                    "" if entry.saved is None else f"{entry.saved:%Y-%m-%d %H:%M:%S}",
-                    "" if entry.tokens is None else f"{entry.tokens:,}",
+                    shown(entry.saved, "{:%Y-%m-%d %H:%M:%S}".format),
+                    shown(entry.tokens, "{:,}".format),
                     f"{entry.bytes / 1e6:,.1f}",
-                    "" if seconds is None else duration(seconds),
-                    "" if stall is None else duration(stall),
+                    *(shown(each, duration) for each in times),
                 )
             )
         names = ("checkpoint", "state", "saved, UTC", "tokens", "MB", "written in", "training waited")
@@ -355,9 +349,6 @@ def _samples(run: RunRecord) -> Iterator[Html]:
         yield paragraph(title) + shown if number == 0 else details(title, shown)
 
 
-_ABSENT_FIELD = "not in this recipe"
-
-
 def recipe_section(run: RunRecord) -> Html:
     """Show the resolved recipe, and the changes with which the run was resumed."""
     contents = []
@@ -382,13 +373,10 @@ def recipe_diff_section(runs: Sequence[RunRecord]) -> Html:
     """Show the fields in which the recipes of several runs differ; empty for one run."""
     if len(runs) < 2:
         return ""
-    flat = [flat_settings(run.settings) for run in runs]
-    fields = dict.fromkeys(field for settings in flat for field in settings)
-    rows = []
-    for field in fields:
-        values = [settings.get(field, _ABSENT_FIELD) for settings in flat]
-        if len(set(values)) > 1:
-            rows.append((field, *values))
+    differing = differing_settings([run.settings for run in runs])
+    rows = [
+        (name, *(shown(value, str, "not in this recipe") for value in values)) for name, values in differing.items()
+    ]
     names = ("field", *(run.name for run in runs))
     contents = [table(names, rows, caption="Fields in which the recipes differ")] if rows else []
     return section("Recipe diff", contents or [paragraph("The recipes are equal.")])

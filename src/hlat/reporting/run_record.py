@@ -9,12 +9,12 @@ Lines have durations and no times, so that equal runs have equal files. A line b
 an earlier step: lines of later steps were dropped when the run went back.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,27 @@ from pydantic import ValidationError
 
 from hlat.checkpoint import CheckpointEntry, list_checkpoints, open_unverified
 from hlat.config import Recipe
-from hlat.reporting.run_status import RunEvent, RunStatus, is_run, no_run, read_run_events, read_status
+from hlat.reporting.run_status import (
+    RunEvent,
+    RunStatus,
+    is_run,
+    last_recipe,
+    no_run,
+    read_run_events,
+    read_status,
+    run_name,
+)
 from hlat.runtime.errors import HlatError
 from hlat.tracking import GeneratedText, metrics_table, read_samples
 
 Floats = npt.NDArray[np.float64]
 Column = tuple[Floats, Floats]  # steps at which a metric was logged, and its values there
+T = TypeVar("T")
+
+
+def shown(value: T | None, form: Callable[[T], str], absent: str = "") -> str:
+    """Format a value that may be unknown."""
+    return absent if value is None else form(value)
 
 
 @dataclass(frozen=True)
@@ -73,17 +88,14 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
     metrics = _read_metrics(folder / "metrics.jsonl")
     events = read_run_events(folder / "events.jsonl")
     checkpoints, settings = _read_checkpoints(folder, notes)
-    # The newest event wins: a run may be resumed with changes, and checkpoint later.
-    settings = next((event.fields["recipe"] for event in reversed(events) if event.has_recipe), settings)
+    settings = last_recipe(events) or settings  # a run may be resumed with changes, and checkpoint later
     if not settings:
         notes.append("The recipe is unknown: neither an event nor a checkpoint has it.")
     if not metrics:
         notes.append("No step has been logged yet.")
-    run = settings.get("run")
-    own_name = run.get("name") if isinstance(run, dict) else None
     return RunRecord(
         folder=folder,
-        name=name or str(own_name or folder.resolve().name),
+        name=name or run_name(settings, folder),
         metrics=metrics,
         events=tuple(events),
         settings=settings,

@@ -1,25 +1,27 @@
-"""State of a run: running, finished, stopped, failed, killed or restarting; its events with checked times, steps.
+"""State of a run: running, finished, stopped, failed, killed or restarting; its events; and a list of runs.
 
     events.jsonl --run_events--> RunEvent: kind, seconds since 1970, step if it has one, all fields
     last events, process id in the lock file --read_status--> RunStatus
+    folder -> folders with metrics.jsonl or events.jsonl --ends of their files--> RunSummary each, by ``list_runs``
 
 The lock itself is not tried: that would, for a moment, keep a run from starting.
 """
 
+import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hlat.runtime.errors import DataError
+from hlat.runtime.errors import DataError, HlatError
 from hlat.runtime.process import is_running
 from hlat.runtime.storage.run_folder import ATTEMPTS_NAME, LOCK_NAME
-from hlat.tracking import read_events
+from hlat.tracking import read_events, read_last_metrics
 
 _BEGINNINGS = ("start", "resume")
 
@@ -50,13 +52,30 @@ class RunEvent:
         return ", ".join(str(self.fields[name]) for name in names if self.fields.get(name) not in (None, ""))
 
     def number(self, name: str) -> float | None:
-        value = self.fields.get(name)
-        return float(value) if isinstance(value, (int, float)) else None
+        return number_of(self.fields, name)
+
+
+def number_of(fields: Mapping[str, Any], name: str) -> float | None:
+    """Return a number among values of JSON; None if it is missing or something else."""
+    value = fields.get(name)
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 def read_run_events(path: Path) -> list[RunEvent]:
     """Read the events of a run; no file is no events. DataError if a line other than the last is damaged."""
     return run_events(read_events(path) if path.is_file() else [])
+
+
+def last_recipe(events: Sequence[RunEvent]) -> Mapping[str, Any] | None:
+    """Return the recipe of the newest event that has one, as JSON values."""
+    # The newest wins: a run may be resumed with changes.
+    return next((event.fields["recipe"] for event in reversed(events) if event.has_recipe), None)
+
+
+def run_name(settings: Mapping[str, Any], folder: Path) -> str:
+    """Name of a run: that in its recipe, or of its folder."""
+    run = settings.get("run")
+    return str((run.get("name") if isinstance(run, dict) else None) or folder.resolve().name)
 
 
 def run_events(records: Sequence[Mapping[str, Any]]) -> list[RunEvent]:
@@ -73,6 +92,7 @@ def run_events(records: Sequence[Mapping[str, Any]]) -> list[RunEvent]:
     return found
 
 
+_RUN_FILES = ("metrics.jsonl", "events.jsonl", ATTEMPTS_NAME)
 _LOOKED_AT = 1_000  # folders whose names are compared: more would take long
 _LONGEST_NAME = 100  # characters compared: difflib takes quadratic time
 # Events that change the state of a run; others, such as checkpoints, do not.
@@ -94,13 +114,16 @@ class RunStatus:
 
 def is_run(folder: Path) -> bool:
     """True if a folder is that of a run that has begun."""
-    return any((folder / name).is_file() for name in ("metrics.jsonl", "events.jsonl", ATTEMPTS_NAME))
+    return any((folder / name).is_file() for name in _RUN_FILES)
 
 
 def no_run(folder: Path) -> DataError:
     """Error for a folder that is not that of a run, with the run that may be meant."""
     if not folder.exists():
-        runs = [each.name for each in islice(_folders_in(folder.parent), _LOOKED_AT) if is_run(each)]
+        beside: list[Path] = []
+        with suppress(OSError):
+            beside = list(islice(folder.parent.iterdir(), _LOOKED_AT))
+        runs = [each.name for each in beside if is_run(each)]
         close = get_close_matches(folder.name[:_LONGEST_NAME], runs, n=1)
         meant = f"Did you mean {folder.parent / close[0]}? " if close else ""
         return DataError(f"{folder}: does not exist. {meant}`hlat runs DIR` lists the runs below a folder.")
@@ -109,11 +132,6 @@ def no_run(folder: Path) -> DataError:
         f"{folder}: is {kind}: it has neither metrics.jsonl nor events.jsonl nor {ATTEMPTS_NAME}. "
         "`hlat runs DIR` lists the runs below a folder."
     )
-
-
-def _folders_in(parent: Path) -> Iterator[Path]:
-    with suppress(OSError):
-        yield from parent.iterdir()
 
 
 def read_status(folder: Path, events: Sequence[RunEvent]) -> RunStatus:
@@ -133,12 +151,11 @@ def read_status(folder: Path, events: Sequence[RunEvent]) -> RunStatus:
 
 
 def _by_process(folder: Path) -> RunStatus:
-    try:
+    words: list[str] = []
+    with suppress(OSError):
         # The run has not recorded its end, so the process in its lock file tells. The lock is not tried: that would
         # keep a run from starting.
         words = (folder / LOCK_NAME).read_text(encoding="utf-8", errors="replace").replace(",", "").split()
-    except OSError:
-        return RunStatus("killed", "no process is training in its folder")
     if len(words) < 4 or words[0] != "pid" or not words[1].isdecimal():
         return RunStatus("killed", "no process is training in its folder")
     # A process id means nothing on another machine.
@@ -147,3 +164,97 @@ def _by_process(folder: Path) -> RunStatus:
     if is_running(int(words[1])):
         return RunStatus("running", f"process {words[1]}")
     return RunStatus("killed", f"process {words[1]} has ended without recording why")
+
+
+_DEPTH = 4  # folders below the given one
+_NOT_RUNS = {"checkpoints", "data", "tensorboard", "hf", "logs", "heartbeats"}  # folders in a run
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """State of a run in a list; None for what is not known or not logged yet."""
+
+    path: Path
+    state: str  # of ``RunStatus``, or "unreadable"; "unknown" is on another machine
+    reason: str  # of the state, if there is more to say
+    step: int | None  # last logged one
+    total_steps: int | None  # of the recipe
+    loss: float | None  # in training, at the last logged step
+    validation_loss: float | None  # if the last logged step has one
+    tokens_per_second: float | None  # at the last logged step
+    updated: datetime | None  # time of the last line or event; None if the files are empty
+    tokens: int | None = None  # trained up to the last logged step
+    parameters: int | None = None  # of the model, if its steps have begun
+
+
+def list_runs(folder: Path) -> list[RunSummary]:
+    """List the runs in a folder and below it, the last updated one first; DataError if there is no such folder."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder. Give a folder that contains runs, such as runs/.")
+    found = [_summarize(path) for path in _find(folder, _DEPTH)]
+    oldest = datetime.fromtimestamp(0, UTC)
+    return sorted(found, key=lambda run: run.updated or oldest, reverse=True)
+
+
+def _find(folder: Path, depth: int) -> list[Path]:
+    # Not searched further: a run contains no other run.
+    if is_run(folder):
+        return [folder]
+    if not depth:
+        return []
+    try:
+        with os.scandir(folder) as entries:
+            # Links are not followed: they may lead in a circle.
+            names = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False) and e.name not in _NOT_RUNS)
+    except OSError:
+        return []
+    return [path for name in names if not name.startswith(".") for path in _find(folder / name, depth - 1)]
+
+
+def _summarize(folder: Path) -> RunSummary:
+    try:
+        events = read_run_events(folder / "events.jsonl")
+        metrics = folder / "metrics.jsonl"
+        # Only its end: a list of runs has to be fast.
+        last = (read_last_metrics(metrics) if metrics.is_file() else None) or {}
+        status = read_status(folder, events)
+    except HlatError as error:
+        # One damaged run must not hide the others.
+        events, last, status = [], {}, RunStatus("unreadable", str(error))
+    step = last.get("step")
+    return RunSummary(
+        path=folder,
+        state=status.state,
+        reason=status.reason,
+        step=step if isinstance(step, int) else None,
+        total_steps=_total_steps(events),
+        loss=number_of(last, "loss"),
+        validation_loss=number_of(last, "val_loss"),
+        tokens_per_second=number_of(last, "tokens_per_second"),
+        updated=_updated(folder),
+        tokens=_whole(last.get("tokens")),
+        parameters=next((_whole(event.fields.get("parameters")) for event in reversed(events) if event.begins), None),
+    )
+
+
+def _whole(value: object) -> int | None:
+    return value if type(value) is int else None
+
+
+def _total_steps(events: list[RunEvent]) -> int | None:
+    # Not at the start: an overview needs no recipe that is checked.
+    from hlat.config import Recipe  # noqa: PLC0415
+
+    recipe = last_recipe(events)
+    try:
+        return None if recipe is None else Recipe.model_validate(recipe).total_steps
+    except ValueError:  # of a version of hlat with other fields
+        return None
+
+
+def _updated(folder: Path) -> datetime | None:
+    times = []
+    for name in _RUN_FILES:
+        with suppress(OSError):
+            times.append((folder / name).stat().st_mtime)
+    return datetime.fromtimestamp(max(times), UTC) if times else None

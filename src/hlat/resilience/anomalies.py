@@ -62,10 +62,8 @@ class SkippedSamples:
             number += 1
 
     def next_step_start(self, steps: int) -> int:
-        number = self._batches_until(steps)
-        while number in self._skipped:
-            number += 1
-        return self._batches.first_of(number)
+        skipped = sum(1 for _ in self.skipped_after(steps))
+        return self._batches.first_of(self._batches_until(steps) + skipped)
 
     def _batches_until(self, steps: int) -> int:
         """Number of batches up to the last one that the first ``steps`` steps read."""

@@ -67,8 +67,11 @@ class FaultInjector:
                 self._step == fault.at_step and phase == _phase_of(fault) and self._once.claim(f"{number}-{fault.kind}")
             ):
                 self._inject(fault)
-        if phase == "reduce" and any(self._covers_samples(fault) for fault in self._spikes):
-            self._scale_gradients()
+        # Their samples are those of this step's batch.
+        if phase == "reduce" and any(self._samples in self._batches.batch(it.at_step - 1) for it in self._spikes):
+            for held in self._held:
+                if held.gradient is not None:
+                    held.gradient.mul_(_SPIKE_FACTOR)
 
     def _inject(self, fault: FaultConfig) -> None:
         if fault.kind in _SIGNALS:
@@ -91,14 +94,6 @@ class FaultInjector:
         assert self._ranks.group is not None, "the recipe's validation requires several ranks for a deadlock"
         # As if ranks disagreed on the next operation: a message that is never sent.
         dist.recv(torch.empty(1), group=self._ranks.group, group_src=1 - min(self._ranks.rank, 1), tag=_UNUSED_TAG)
-
-    def _covers_samples(self, fault: FaultConfig) -> bool:
-        return self._samples in self._batches.batch(fault.at_step - 1)
-
-    def _scale_gradients(self) -> None:
-        for held in self._held:
-            if held.gradient is not None:
-                held.gradient.mul_(_SPIKE_FACTOR)
 
 
 _SIGNALS = {

@@ -15,6 +15,7 @@ says nothing when it has finished. It writes the main thread last, outermost fra
 frame when it starts, and a dump that ends with it is whole.
 """
 
+import ctypes
 import faulthandler
 import math
 import mmap
@@ -24,12 +25,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from types import FrameType
-from typing import IO, Protocol
+from typing import IO, Any
 
 from hlat.runtime.progress import PHASES, ProgressRecord, current_phase, observe_phases, record_progress_in
 
@@ -38,31 +39,38 @@ HEARTBEAT_FOLDER = "HLAT_BEATS"  # environment variable that names the folder of
 PRODUCTIVE = ("forward", "backward", "reduce", "optimizer", "device", "evaluation", "between")
 """Phases in which training makes progress; in the others it saves, or waits for data."""
 
-_SCALARS = (
-    "version",
-    "pid",
-    "step",
-    "phase",
-    "since",
-    "start_step",
-    "first_step_at",
-    "durable_step",
-    "durable_seconds",
-    "saver",
-    "saves",
-    "progress_at",
-    "blocked",
-)
-_SAMPLED_SCALARS = ("alive_at", "waiting")
-_TABLES = ("seconds", "longest", "busy", "waited")
 _LOCATION_BYTES = 256
-_OFFSETS = {name: offset for offset, name in enumerate((*_SCALARS, *_SAMPLED_SCALARS))}
-_TABLE_OFFSETS = {name: len(_OFFSETS) + number * len(PHASES) for number, name in enumerate(_TABLES)}
-_NUMBERS = len(_OFFSETS) + len(_TABLES) * len(PHASES)
-_FILE_BYTES = 8 * _NUMBERS + _LOCATION_BYTES
 _READ_ATTEMPTS = 5
 _RUN_ID_FILE = "run"
 _IN_MEMORY = Path("/dev/shm")
+
+
+class _Content(ctypes.Structure):
+    """Content of a heartbeat file; see ``HeartbeatReading``. Numbers are float64, -1 or 0 if they are not known."""
+
+    version: float  # odd while a phase is being recorded
+    pid: float
+    step: float
+    phase: float  # index in PHASES
+    since: float
+    start_step: float
+    first_step_at: float
+    durable_step: float
+    durable_seconds: float
+    saver: float
+    saves: float
+    progress_at: float  # this and the next one: a ``ProgressRecord``
+    blocked: float
+    alive_at: float  # this and the next one: written by the sampling thread
+    waiting: float
+
+
+_TABLES = ("seconds", "longest", "busy", "waited")  # a number for each phase
+_Content._fields_ = [
+    *((name, ctypes.c_double) for name in _Content.__annotations__),
+    *((name, ctypes.c_double * len(PHASES)) for name in _TABLES),
+    ("location", ctypes.c_char * _LOCATION_BYTES),
+]
 
 
 def heartbeat_path(folder: Path, rank: int) -> Path:
@@ -132,47 +140,47 @@ class Heartbeat:
         self._step: Callable[[], int] = lambda: 0
         self._productive_by_step: dict[int, float] = {}  # productive seconds at each step that is being saved
         with path.open("w+b") as file:
-            file.truncate(_FILE_BYTES)
-            self._map = mmap.mmap(file.fileno(), _FILE_BYTES)
-        self._numbers = memoryview(self._map)[: 8 * _NUMBERS].cast("d")
+            file.truncate(ctypes.sizeof(_Content))
+            mapped = mmap.mmap(file.fileno(), ctypes.sizeof(_Content))
+        self._at: Any = _Content.from_buffer(mapped)
         self._first_step_begun = False
-        self._put(start_step=-1, durable_step=-1, phase=PHASES.index(current_phase()), since=clock(), alive_at=clock())
-        self._put(pid=os.getpid())
-        begin = 8 * _OFFSETS["progress_at"]  # followed by ``blocked``
+        self._at.start_step = self._at.durable_step = -1
+        self._at.phase, self._at.since, self._at.alive_at = PHASES.index(current_phase()), clock(), clock()
+        self._at.pid = os.getpid()  # last: without it the file is not complete
+        begin: int = _Content.progress_at.offset  # type: ignore[attr-defined]  # a descriptor of the structure
         # In the file, so that the supervisor reads it too.
-        self.progress = ProgressRecord(memoryview(self._map)[begin : begin + ProgressRecord.BYTES], clock)
+        self.progress = ProgressRecord(memoryview(mapped)[begin : begin + ProgressRecord.BYTES], clock)
 
     def set_step_counter(self, counter: Callable[[], int]) -> None:
         self._step = counter
 
     def __call__(self, phase: str) -> None:
         """End the current phase and begin another."""
-        numbers, now = self._numbers, self._clock()
-        # The version is odd while a phase is being recorded: a reader tries again.
-        numbers[_OFFSETS["version"]] += 1
-        before, duration = int(numbers[_OFFSETS["phase"]]), now - numbers[_OFFSETS["since"]]
-        numbers[_TABLE_OFFSETS["seconds"] + before] += duration
-        longest = _TABLE_OFFSETS["longest"] + before
-        numbers[longest] = max(numbers[longest], duration)
-        self._put(phase=PHASES.index(phase), since=now, step=self._step())
+        at, now = self._at, self._clock()
+        at.version += 1  # odd: a reader tries again
+        before, duration = int(at.phase), now - at.since
+        at.seconds[before] += duration
+        at.longest[before] = max(at.longest[before], duration)
+        at.phase, at.since, at.step = PHASES.index(phase), now, self._step()
         if phase == "data" and not self._first_step_begun:
             self._begin_first_step(now)
         # A background save is durable later: the seconds up to its step are kept until then.
         if phase == "checkpoint":
             self._productive_by_step[self._step()] = self._productive()
-        numbers[_OFFSETS["version"]] += 1
+        at.version += 1
 
     def record_durable_step(self, step: int) -> None:
         seconds = self._productive_by_step.get(step, self._productive())
         self._productive_by_step = {later: value for later, value in self._productive_by_step.items() if later > step}
-        self._put(durable_seconds=seconds, durable_step=step, saves=self._numbers[_OFFSETS["saves"]] + 1)
+        self._at.durable_seconds, self._at.durable_step = seconds, step
+        self._at.saves += 1
 
     def reset_durable_step(self, step: int | None) -> None:
         """Record an earlier durable step, or None: newer states are damaged."""
-        self._put(durable_step=-1 if step is None else step)
+        self._at.durable_step = -1 if step is None else step
 
     def record_saver(self, pid: int) -> None:
-        self._put(saver=pid)
+        self._at.saver = pid
 
     def record_run_id(self, run_id: str) -> None:
         with suppress(OSError):  # the supervisor has ended, and its folder is gone
@@ -180,25 +188,20 @@ class Heartbeat:
 
     def record_sample(self, waiting: bool, location: str, seconds: float) -> None:
         """Record a sample of the main thread, taken ``seconds`` after the last one; called by the sampling thread."""
-        phase = int(self._numbers[_OFFSETS["phase"]])
-        self._numbers[_TABLE_OFFSETS["waited" if waiting else "busy"] + phase] += seconds
-        self._map[8 * _NUMBERS :] = location.encode()[-_LOCATION_BYTES:].ljust(_LOCATION_BYTES, b"\0")
-        self._put(waiting=waiting, alive_at=self._clock())
+        at = self._at
+        (at.waited if waiting else at.busy)[int(at.phase)] += seconds
+        at.location = location.encode()[-_LOCATION_BYTES:]
+        at.waiting, at.alive_at = waiting, self._clock()
 
     def _begin_first_step(self, now: float) -> None:
         self._first_step_begun = True
         # What came before the first step is startup, not seconds of phases.
-        for offset in range(_TABLE_OFFSETS["seconds"], _TABLE_OFFSETS["busy"]):
-            self._numbers[offset] = 0.0
-        self._put(start_step=self._step(), first_step_at=now)
+        for table in (self._at.seconds, self._at.longest):
+            table[:] = [0.0] * len(PHASES)
+        self._at.start_step, self._at.first_step_at = self._step(), now
 
     def _productive(self) -> float:
-        start = _TABLE_OFFSETS["seconds"]
-        return sum(self._numbers[start + PHASES.index(phase)] for phase in PRODUCTIVE)
-
-    def _put(self, **values: float) -> None:
-        for name, value in values.items():
-            self._numbers[_OFFSETS[name]] = value
+        return sum(float(self._at.seconds[PHASES.index(phase)]) for phase in PRODUCTIVE)
 
 
 _heartbeat: Heartbeat | None = None
@@ -291,60 +294,48 @@ def read_heartbeat(folder: Path, rank: int) -> HeartbeatReading | None:
             content = heartbeat_path(folder, rank).read_bytes()
         except FileNotFoundError:
             return None
-        if len(content) != _FILE_BYTES:
+        if len(content) != ctypes.sizeof(_Content):
             return None
-        numbers = memoryview(content)[: 8 * _NUMBERS].cast("d")
-        if numbers[_OFFSETS["version"]] % 2 == 0:
+        read = _Content.from_buffer_copy(content)
+        if read.version % 2 == 0:
             break
-    # The process id is written last: without it the file is not complete.
-    return _reading(rank, numbers, content[8 * _NUMBERS :]) if numbers[_OFFSETS["pid"]] else None
+    return _reading(rank, read) if read.pid else None
 
 
-def _reading(rank: int, numbers: "memoryview[float]", text: bytes) -> HeartbeatReading:
-    def scalar(name: str) -> float:
-        return float(numbers[_OFFSETS[name]])
-
-    def table(name: str) -> dict[str, float]:
-        values = numbers[_TABLE_OFFSETS[name] : _TABLE_OFFSETS[name] + len(PHASES)]
-        return {phase: value for phase, value in zip(PHASES, values, strict=True) if value > 0}
-
+def _reading(rank: int, at: Any) -> HeartbeatReading:
     return HeartbeatReading(
         rank=rank,
-        pid=int(scalar("pid")),
-        step=int(scalar("step")),
-        phase=PHASES[int(scalar("phase"))],
-        since=scalar("since"),
-        start_step=int(scalar("start_step")) if scalar("start_step") >= 0 else None,
-        first_step_at=scalar("first_step_at") or None,
-        durable_step=int(scalar("durable_step")) if scalar("durable_step") >= 0 else None,
-        durable_seconds=scalar("durable_seconds"),
-        alive_at=scalar("alive_at"),
-        waiting=bool(scalar("waiting")),
-        saver=int(scalar("saver")) or None,
-        saves=int(scalar("saves")),
-        progress_at=scalar("progress_at"),
-        blocked=scalar("blocked") > 0,
-        location=text.rstrip(b"\0").decode(errors="replace"),
-        seconds=table("seconds"),
-        longest=table("longest"),
-        busy=table("busy"),
+        pid=int(at.pid),
+        step=int(at.step),
+        phase=PHASES[int(at.phase)],
+        since=at.since,
+        start_step=int(at.start_step) if at.start_step >= 0 else None,
+        first_step_at=at.first_step_at or None,
+        durable_step=int(at.durable_step) if at.durable_step >= 0 else None,
+        durable_seconds=at.durable_seconds,
+        alive_at=at.alive_at,
+        waiting=bool(at.waiting),
+        saver=int(at.saver) or None,
+        saves=int(at.saves),
+        progress_at=at.progress_at,
+        blocked=at.blocked > 0,
+        location=at.location.decode(errors="replace"),
+        seconds=_by_phase(at.seconds),
+        longest=_by_phase(at.longest),
+        busy=_by_phase(at.busy),
     )
+
+
+def _by_phase(table: Iterable[float]) -> dict[str, float]:
+    return {phase: value for phase, value in zip(PHASES, table, strict=True) if value > 0}
 
 
 _SAMPLE_SECONDS = 0.05
 _WAITING_FILE = "hlat/runtime/distributed/host_collectives.py"  # its functions wait for other ranks
-_COMMUNICATION_FILES = (_WAITING_FILE,)
-
-
-class SampleObserver(Protocol):
-    """Receiver of samples; ``location`` is the innermost frame in hlat, ``seconds`` is since the last sample."""
-
-    def record_sample(self, waiting: bool, location: str, seconds: float) -> None:
-        """Record whether the main thread waits for another rank, and its location."""
 
 
 @contextmanager
-def sample_main_thread(observer: SampleObserver) -> Iterator[None]:
+def sample_main_thread(observer: Heartbeat) -> Iterator[None]:
     """Inside the block, take a sample every 50 ms in a thread."""
     stop = threading.Event()
     thread = threading.Thread(target=_sample_until, args=(observer, stop), name="heartbeat", daemon=True)
@@ -356,7 +347,7 @@ def sample_main_thread(observer: SampleObserver) -> Iterator[None]:
         thread.join()
 
 
-def _sample_until(observer: SampleObserver, stop: threading.Event) -> None:
+def _sample_until(observer: Heartbeat, stop: threading.Event) -> None:
     main = threading.main_thread().ident
     assert main is not None, "the main thread runs"
     last = time.monotonic()
@@ -378,7 +369,7 @@ def is_waiting(frame: FrameType) -> bool:
     file = PurePath(frame.f_code.co_filename).as_posix()
     if "/torch/distributed/" in file:
         return "/torch/distributed/tensor/" not in file  # DTensor, which computes
-    return file.endswith(_COMMUNICATION_FILES)
+    return file.endswith(_WAITING_FILE)
 
 
 def find_location(frame: FrameType) -> str:

@@ -23,7 +23,7 @@ import functools
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -156,11 +156,7 @@ class ReplicaCheck:
 
     def _names(self, keys: set[int]) -> dict[int, str]:
         """Names of pieces by key. Collective."""
-        local = {
-            _piece_key(name): name
-            for index, piece in self._replicated
-            if (name := _piece_name(self._held[index], piece))
-        }
+        local = {_piece_key(name): name for name in (_piece_name(self._held[at], it) for at, it in self._replicated)}
         # Each rank knows the names of its own pieces only.
         known = self._ranks.all_gather({key: name for key, name in local.items() if key in keys})
         return {key: name for rank_names in known for key, name in rank_names.items()}
@@ -203,10 +199,8 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
     words = aligned.view(torch.int64)
     rest = flat[in_words:].view(_INTEGERS[flat.element_size()]).to(torch.int64)
     chunks = words.numel() // _WORDS
-    inner, outer = (
-        _digest_weights(_WORDS + per_word, _GOLDEN, flat.device),
-        _digest_weights(chunks + 1, _OTHER, flat.device),
-    )
+    inner = _digest_weights(_WORDS + per_word, _GOLDEN, flat.device)
+    outer = _digest_weights(chunks + 1, _OTHER, flat.device)
     sums = _digest_sums(words[: chunks * _WORDS].view(chunks, _WORDS), inner[:_WORDS])
     last = torch.cat((words[chunks * _WORDS :], rest))
     return (sums * outer[:chunks]).sum() + (last * inner[: last.numel()]).sum() * outer[chunks]
@@ -252,11 +246,9 @@ class CorruptionIncident:
     ) -> "CorruptionIncident":
         """Make the incident of these mismatches; ``earlier`` is the previous one, to count repetitions."""
         found = cls(step, layout, tuple(mismatches), tuple(hosts))
-        again = earlier is not None and (found.suspects, found.suspect_hosts) == (
-            earlier.suspects,
-            earlier.suspect_hosts,
-        )
-        return cls(step, layout, found.mismatches, found.hosts, earlier.repeated + 1 if earlier and again else 1)
+        if earlier is None or (found.suspects, found.suspect_hosts) != (earlier.suspects, earlier.suspect_hosts):
+            return found
+        return replace(found, repeated=earlier.repeated + 1)
 
     @property
     def outvoted(self) -> list[int]:

@@ -162,17 +162,16 @@ class StragglerDetector:
         """Return the stragglers that were not stragglers in the last window; ``now`` is on the heartbeats' clock."""
         if len(heartbeats) < 2 or any(heartbeat.first_step_at is None for heartbeat in heartbeats):
             return []
-        if not self._window_start:
-            self._window_start, self._window_start_at = {heartbeat.rank: heartbeat for heartbeat in heartbeats}, now
+        last = {beat.rank: beat for beat in heartbeats}
+        first, seconds = self._window_start or last, now - self._window_start_at
+        steps_done = [beat.step - first[beat.rank].step for beat in heartbeats]
+        if self._window_start and (seconds < _MIN_SECONDS or min(steps_done) < _MIN_STEPS):
             return []
-        steps_done = [heartbeat.step - self._window_start[heartbeat.rank].step for heartbeat in heartbeats]
-        if now - self._window_start_at < _MIN_SECONDS or min(steps_done) < _MIN_STEPS:
+        self._window_start, self._window_start_at = last, now
+        if first is last:  # the first window begins
             return []
-        work = {beat.rank: _work_per_step(self._window_start[beat.rank], beat) for beat in heartbeats}
-        step_seconds = (now - self._window_start_at) / max(steps_done)
-        steps = {heartbeat.rank: heartbeat.step for heartbeat in heartbeats}
-        self._window_start, self._window_start_at = {heartbeat.rank: heartbeat for heartbeat in heartbeats}, now
-        found = [self._check_rank(rank, work, steps[rank], step_seconds) for rank in work]
+        work = {beat.rank: _work_per_step(first[beat.rank], beat) for beat in heartbeats}
+        found = [self._check_rank(rank, work, beat.step, seconds / max(steps_done)) for rank, beat in last.items()]
         return [straggler for straggler in found if straggler is not None]
 
     def _check_rank(

@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
-    from hlat.sweep.execution import SweepResult as SweepResult
-    from hlat.sweep.execution import accelerator_warning as accelerator_warning
-    from hlat.sweep.execution import array_script as array_script
-    from hlat.sweep.execution import ranked as ranked
-    from hlat.sweep.execution import run_sweep as run_sweep
-    from hlat.sweep.execution import sweep_json as sweep_json
-    from hlat.sweep.execution import sweep_lines as sweep_lines
-    from hlat.sweep.execution import sweep_results as sweep_results
-    from hlat.sweep.runs import Sweep as Sweep
-    from hlat.sweep.runs import plan_sweep as plan_sweep
+    from hlat.sweep.execution import *
+    from hlat.sweep.runs import *
 
 __getattr__ = lazily(
     __name__,

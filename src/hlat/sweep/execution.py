@@ -45,6 +45,14 @@ class SweepResult:
         found = self.summary
         return found is not None and found.state == "finished" and (found.step or 0) >= self.run.steps
 
+    def number(self, name: str) -> float | None:
+        """Return a number of its summary; None if it has not begun, or has none."""
+        return None if self.summary is None else getattr(self.summary, name)
+
+    @property
+    def state(self) -> str:
+        return "not begun" if self.summary is None else self.summary.state
+
 
 def sweep_results(sweep: Sweep) -> list[SweepResult]:
     """State of each run, read from its folder."""
@@ -175,13 +183,16 @@ def accelerator_warning(sweep: Sweep, options: Sequence[str], processes: int) ->
 
 
 _RESULT_HEADS = ("state", "step", "loss", "validation", "tokens/s")
+_NUMBERS = {"step": "{:,}", "loss": "{:.4f}", "validation_loss": "{:.4f}", "tokens_per_second": "{:,.0f}"}
+"""Numbers of a run's summary, and how the table writes them."""
 
 
 def ranked(results: Sequence[SweepResult]) -> list[SweepResult]:
     """Order the runs by validation loss, or training loss if no run has one; runs without a number last."""
-    by_validation = any(_validation(result) is not None for result in results)
-    score = _validation if by_validation else _loss
-    return sorted(results, key=lambda result: (score(result) is None, score(result) or 0.0))
+    by_validation = any(result.number("validation_loss") is not None for result in results)
+    scores = [result.number("validation_loss" if by_validation else "loss") for result in results]
+    order = sorted(range(len(results)), key=lambda place: (scores[place] is None, scores[place] or 0.0))
+    return [results[place] for place in order]
 
 
 def sweep_lines(results: Sequence[SweepResult]) -> list[str]:
@@ -200,11 +211,8 @@ def sweep_json(results: Sequence[SweepResult]) -> list[dict[str, Any]]:
             "name": result.run.name,
             "values": result.run.values,
             "folder": str(result.run.folder),
-            "state": _state(result),
-            "step": None if result.summary is None else result.summary.step,
-            "loss": _loss(result),
-            "validation_loss": _validation(result),
-            "tokens_per_second": None if result.summary is None else result.summary.tokens_per_second,
+            "state": result.state,
+            **{name: result.number(name) for name in _NUMBERS},
             "exit_code": result.exit_code,
         }
         for result in ranked(results)
@@ -212,25 +220,6 @@ def sweep_json(results: Sequence[SweepResult]) -> list[dict[str, Any]]:
 
 
 def _cells(result: SweepResult, fields: Sequence[str]) -> tuple[str, ...]:
-    summary = result.summary
-    speed = None if summary is None else summary.tokens_per_second
-    numbers = (
-        (None if summary is None else summary.step, "{:,}"),
-        (_loss(result), "{:.4f}"),
-        (_validation(result), "{:.4f}"),
-        (speed, "{:,.0f}"),
-    )
+    numbers = ((result.number(name), pattern) for name, pattern in _NUMBERS.items())
     shown = ("-" if value is None else pattern.format(value) for value, pattern in numbers)
-    return (*(result.run.values[field] for field in fields), _state(result), *shown)
-
-
-def _state(result: SweepResult) -> str:
-    return "not begun" if result.summary is None else result.summary.state
-
-
-def _loss(result: SweepResult) -> float | None:
-    return None if result.summary is None else result.summary.loss
-
-
-def _validation(result: SweepResult) -> float | None:
-    return None if result.summary is None else result.summary.validation_loss
+    return (*(result.run.values[field] for field in fields), result.state, *shown)

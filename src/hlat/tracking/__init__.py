@@ -12,32 +12,12 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
-    from hlat.tracking.console import event_line as event_line
-    from hlat.tracking.console import prepare_streams as prepare_streams
-    from hlat.tracking.console import shows_a_line as shows_a_line
-    from hlat.tracking.console import shows_progress as shows_progress
-    from hlat.tracking.hosted import check_installed as check_installed
-    from hlat.tracking.jsonl import from_json_value as from_json_value
-    from hlat.tracking.jsonl import iter_valid_records as iter_valid_records
-    from hlat.tracking.jsonl import read_valid_records as read_valid_records
-    from hlat.tracking.jsonl import to_json_value as to_json_value
-    from hlat.tracking.progress import show_data_progress as show_data_progress
-    from hlat.tracking.progress import show_progress as show_progress
-    from hlat.tracking.progress import show_stages as show_stages
-    from hlat.tracking.records import SAMPLES_NAME as SAMPLES_NAME
-    from hlat.tracking.records import EventLog as EventLog
-    from hlat.tracking.records import GeneratedText as GeneratedText
-    from hlat.tracking.records import MetricsFile as MetricsFile
-    from hlat.tracking.records import append_samples as append_samples
-    from hlat.tracking.records import metrics_table as metrics_table
-    from hlat.tracking.records import read_events as read_events
-    from hlat.tracking.records import read_last_metrics as read_last_metrics
-    from hlat.tracking.records import read_metrics as read_metrics
-    from hlat.tracking.records import read_samples as read_samples
-    from hlat.tracking.tracker import LogStream as LogStream
-    from hlat.tracking.tracker import OtherRankTracker as OtherRankTracker
-    from hlat.tracking.tracker import Tracker as Tracker
-    from hlat.tracking.tracker import open_tracker as open_tracker
+    from hlat.tracking.console import *
+    from hlat.tracking.hosted import *
+    from hlat.tracking.jsonl import *
+    from hlat.tracking.progress import *
+    from hlat.tracking.records import *
+    from hlat.tracking.tracker import *
 
 __getattr__ = lazily(
     __name__,

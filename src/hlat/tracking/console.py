@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rich.cells import cell_len, set_cell_size
 
@@ -120,35 +120,13 @@ def has_colour() -> bool:
     return not os.environ.get("NO_COLOR")
 
 
-_LEVELS = {
-    **dict.fromkeys(("error", "incident", "hang", "corruption", "checkpoint_failed", "snapshot_failed"), "error"),
-    **dict.fromkeys(
-        (
-            "anomaly",
-            "checkpoint_damaged",
-            "checkpoint_prune_failed",
-            "checkpoint_retry",
-            "component_dropped",
-            "corruption_explained",
-            "evaluation_failed",
-            "export_failed",
-            "leader",
-            "metrics_damaged",
-            "output_lost",
-            "record_restored",
-            "resized",
-            "remote_failed",
-            "rollback",
-            "saver_lost",
-            "slow_rank",
-            "storage_slow",
-            "tensorboard_dropped",
-            "tracker_failed",
-            "tracker_lost",
-        ),
-        "warning",
-    ),
-}
+_ERRORS = "error incident hang corruption checkpoint_failed snapshot_failed"
+_WARNINGS = (
+    "anomaly checkpoint_damaged checkpoint_prune_failed checkpoint_retry component_dropped corruption_explained "
+    "evaluation_failed export_failed leader metrics_damaged output_lost record_restored resized remote_failed rollback "
+    "saver_lost slow_rank storage_slow tensorboard_dropped tracker_failed tracker_lost"
+)
+_LEVELS = {**dict.fromkeys(_ERRORS.split(), "error"), **dict.fromkeys(_WARNINGS.split(), "warning")}
 _LONG = ("recipe", "stack")  # fields of events.jsonl that are left out: thousands of characters
 
 
@@ -162,43 +140,8 @@ def event_line(kind: str, fields: Mapping[str, Any], rank: int | None) -> str:
     return json_line(kind, message, level=level, rank=about, step=fields.get("step"), values=values_)
 
 
-class JsonConsole:
-    """Console of rank 0 with one JSON object per line, flushed."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
-        found = {**metrics, "total_steps": total_steps, "eta_seconds": eta_seconds}
-        text = f"{progress(metrics['step'], total_steps, eta_seconds)}  {values(metrics)}"
-        self._print(json_line("step", text, rank=0, step=found.pop("step"), values=to_json_value(found)))
-
-    def step(self, step: int, total_steps: int, eta_seconds: float | None) -> None:
-        """Ignored: a logged step has a line."""
-
-    def message(self, text: str) -> None:
-        self._print(json_line("message", text, rank=0))
-
-    def warning(self, text: str) -> None:
-        self._print(json_line("message", text, rank=0, level="warning"))
-
-    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
-        self._print(event_line(kind, fields, rank=0))
-
-    def close(self) -> None:
-        """Keep the stream open: it belongs to the process."""
-
-    def _print(self, line: str) -> None:
-        self._stream.write(line + "\n")
-        self._stream.flush()
-
-
-_QUIET_SECONDS = 30.0
-"""Seconds without a line after which a console of lines says which step it is at."""
-
-
-class Console(Protocol):
-    """Display of a run on rank 0: lines, a line at the bottom of a terminal, JSON, or nothing."""
+class Console:
+    """Display of a run on rank 0: this one shows nothing, others lines, a line at the bottom of a terminal, or JSON."""
 
     def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
         """Show a logged step."""
@@ -211,12 +154,46 @@ class Console(Protocol):
 
     def warning(self, text: str) -> None:
         """Show a line that asks for attention, also where only such lines are shown."""
+        self.message(f"warning: {text}")
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Show an event, on a console for programs; people get messages."""
 
     def close(self) -> None:
         """Give the terminal back as it was; the stream stays open."""
+
+
+class _LineConsole(Console):
+    """Console of lines on a stream, flushed, so that ``tail -f`` and schedulers show each at once."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def _print(self, line: str) -> None:
+        self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+class JsonConsole(_LineConsole):
+    """Console with one JSON object per line."""
+
+    def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
+        found = {**metrics, "total_steps": total_steps, "eta_seconds": eta_seconds}
+        text = f"{progress(metrics['step'], total_steps, eta_seconds)}  {values(metrics)}"
+        self._print(json_line("step", text, rank=0, step=found.pop("step"), values=to_json_value(found)))
+
+    def message(self, text: str) -> None:
+        self._print(json_line("message", text, rank=0))
+
+    def warning(self, text: str) -> None:
+        self._print(json_line("message", text, rank=0, level="warning"))
+
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        self._print(event_line(kind, fields, rank=0))
+
+
+_QUIET_SECONDS = 30.0
+"""Seconds without a line after which a console of lines says which step it is at."""
 
 
 def prepare_streams(config: TrackingConfig) -> None:
@@ -248,7 +225,7 @@ def make_console(config: TrackingConfig, stream: TextIO | None, *, total_steps: 
     stream = stream or sys.stdout
     kind = console_kind(config, stream)
     if kind == "none":
-        return SilentConsole()
+        return Console()
     if kind == "warnings":
         return WarningsConsole(stream)
     if kind == "plain":
@@ -258,44 +235,19 @@ def make_console(config: TrackingConfig, stream: TextIO | None, *, total_steps: 
     return ProgressBarConsole(stream, total_steps=total_steps, start_step=start_step)
 
 
-class SilentConsole:
-    """Console without output, and base of those that show little."""
-
-    def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
-        """Ignored on purpose."""
-
-    def step(self, step: int, total_steps: int, eta_seconds: float | None) -> None:
-        """Ignored on purpose."""
-
-    def message(self, text: str) -> None:
-        """Ignored on purpose."""
-
-    def warning(self, text: str) -> None:
-        """Ignored on purpose."""
-
-    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Ignored on purpose."""
-
-    def close(self) -> None:
-        """Ignored on purpose."""
-
-
-class WarningsConsole(SilentConsole):
+class WarningsConsole(_LineConsole):
     """Console that shows warnings only, a line each."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
     def warning(self, text: str) -> None:
-        self._stream.write(escape_controls(f"warning: {text}") + "\n")
-        self._stream.flush()
+        self._print(escape_controls(f"warning: {text}"))
 
 
-class PlainConsole:
-    """Console with one line per logged step, flushed, so that ``tail -f`` and schedulers show it at once."""
+class PlainConsole(_LineConsole):
+    """Console with one line per logged step."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._clock, self._said_at = stream, clock, clock()
+        super().__init__(stream)
+        self._clock, self._said_at = clock, clock()
 
     def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
         self.message(f"{progress(metrics['step'], total_steps, eta_seconds)}  {values(metrics)}")
@@ -307,17 +259,7 @@ class PlainConsole:
 
     def message(self, text: str) -> None:
         self._said_at = self._clock()
-        self._stream.write(escape_controls(text) + "\n")
-        self._stream.flush()
-
-    def warning(self, text: str) -> None:
-        self.message(f"warning: {text}")
-
-    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Ignored: people get messages."""
-
-    def close(self) -> None:
-        """Keep the stream open: it belongs to the process."""
+        self._print(escape_controls(text))
 
 
 _RANKS = {"loss": 2, "tokens_per_second": 3, "mfu": 4, "grad_norm": 6, "lr": 8, "memory_bytes": 9}
@@ -327,7 +269,7 @@ _BAR_COLUMNS = 8
 _GREEN = "32"
 
 
-class ProgressBarConsole:
+class ProgressBarConsole(Console):
     """Line at the bottom of a terminal with step, time left and the last logged values; messages scroll above it."""
 
     def __init__(
@@ -380,12 +322,6 @@ class ProgressBarConsole:
 
     def message(self, text: str) -> None:
         self._line.print(text)
-
-    def warning(self, text: str) -> None:
-        self.message(f"warning: {text}")
-
-    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Ignored: people get messages."""
 
     def close(self) -> None:
         if self._last_line:

@@ -9,8 +9,8 @@
                      step, values -------> log
                      end ----------------> close
 
-Clients (a file each) run in the helper process, so they may block, raise, start threads or crash. Steps up to the last
-one that was logged by an earlier attempt are left out: they are repeated with the same values.
+Clients (``hosted_clients.py``) run in the helper process, so they may block, raise, start threads or crash. Steps up to
+the last one that was logged by an earlier attempt are left out: they are repeated with the same values.
 
 At the end of a run that ended by itself, the records that are left may take ``flush_seconds``; then the helper process
 is killed. After an error nothing is waited for: the helper process has the same time on its own.
@@ -78,9 +78,9 @@ class HostedEntry:
 
 
 HOSTED: dict[str, HostedEntry] = {
-    "wandb": HostedEntry("hlat.tracking.wandb_client:WandbClient", "wandb"),
-    "mlflow": HostedEntry("hlat.tracking.mlflow_client:MlflowClient", "mlflow"),
-    "trackio": HostedEntry("hlat.tracking.trackio_client:TrackioClient", "trackio"),
+    "wandb": HostedEntry("hlat.tracking.hosted_clients:WandbClient", "wandb"),
+    "mlflow": HostedEntry("hlat.tracking.hosted_clients:MlflowClient", "mlflow"),
+    "trackio": HostedEntry("hlat.tracking.hosted_clients:TrackioClient", "trackio"),
 }
 """Hosted trackers by the name of their field in ``tracking``."""
 

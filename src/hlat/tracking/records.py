@@ -17,8 +17,8 @@ Lines become columns as they are read: a million of them take 3 GB as objects of
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,7 +67,7 @@ Metrics = Mapping[str, Any]
 """
 
 
-class MetricsFile:
+class MetricsFile(JsonLines):
     """The metrics of a run, opened to continue after ``start_step``.
 
     Raises:
@@ -79,28 +79,19 @@ class MetricsFile:
             pass
         self.unreadable, self.last = _cut_back(path, start_step)
         """Number of damaged lines that were dropped; last step in the file, 0 if it has none."""
-        self._file = JsonLines(path)
+        super().__init__(path)
 
     def rewind(self, step: int) -> None:
         """Drop the lines of all steps after ``step``."""
-        self._file.follow()
-        self._file.close()
-        _cut_back(self._file.path, step)
-        self._file = JsonLines(self._file.path)
+        self.follow()
+        self.close()
+        _cut_back(self.path, step)
+        super().__init__(self.path)
 
-    def append(self, metrics: Metrics) -> None:
+    def append(self, record: Metrics) -> None:
         """Append the line of one step; it survives the end of the process when this returns."""
-        assert isinstance(metrics.get("step"), int), "a line of metrics has its step"
-        self._file.append(dict(metrics))
-
-    def last_move(self) -> str:
-        return self._file.last_move()
-
-    def sync(self) -> None:
-        self._file.sync()
-
-    def close(self) -> None:
-        self._file.close()
+        assert isinstance(record.get("step"), int), "a line of metrics has its step"
+        super().append(dict(record))
 
 
 def _cut_back(path: Path, last: int) -> tuple[int, int]:
@@ -213,26 +204,20 @@ class GeneratedText:
 
 def append_samples(folder: Path, step: int, samples: Iterable[tuple[str, str]]) -> None:
     """Add prompts with their generated texts to the file in a run's folder; raises StorageError."""
-    log = EventLog(folder / SAMPLES_NAME)
-    try:
+    with closing(EventLog(folder / SAMPLES_NAME)) as log:
         for prompt, text in samples:
             log.append("sample", step=step, prompt=prompt, text=text)
-    finally:
-        log.close()
 
 
 def read_samples(folder: Path) -> list[GeneratedText]:
     """Return generated texts by step; of a repeated step, the last ones. DataError for a damaged line."""
     path = folder / SAMPLES_NAME
-    newest = {(sample.step, sample.prompt): sample for sample in _parse_samples(path)} if path.is_file() else {}
-    return sorted(newest.values(), key=lambda sample: sample.step)
-
-
-def _parse_samples(path: Path) -> Iterator[GeneratedText]:
-    for record in read_events(path):
+    newest: dict[tuple[int, str], GeneratedText] = {}
+    for record in read_events(path) if path.is_file() else ():
         step, prompt, text = (record.get(key) for key in ("step", "prompt", "text"))
         if isinstance(step, int) and isinstance(prompt, str) and isinstance(text, str):
-            yield GeneratedText(step, prompt, text)
+            newest[step, prompt] = GeneratedText(step, prompt, text)
+    return sorted(newest.values(), key=lambda sample: sample.step)
 
 
 _ROWS = 1 << 12  # rows that are converted together
@@ -271,12 +256,11 @@ class _TableBuilder:
 
     def add(self, step: int, row: dict[str, Any]) -> None:
         # A line replaces all before it whose step is not smaller: they belong to weights that the run no longer has.
-        while self._rows and self._rows[-1]["step"] >= step:
+        while self._rows or (self._parts and self._parts[-1]["step"][-1].as_py() >= step):
+            self._rows = self._rows or _rows_of(self._parts.pop())
+            if self._rows[-1]["step"] < step:
+                break
             self._rows.pop()
-        while not self._rows and self._parts and self._last_step() >= step:
-            self._rows = _rows_of(self._parts.pop())
-            while self._rows and self._rows[-1]["step"] >= step:
-                self._rows.pop()
         self._rows.append(row)
         if len(self._rows) == _ROWS:
             self._finish_part()
@@ -288,9 +272,6 @@ class _TableBuilder:
             self._finish_part()
         names = dict.fromkeys(["step", *(name for part in self._parts for name in part)])
         return pa.table({name: self._column(name) for name in names})
-
-    def _last_step(self) -> int:
-        return int(self._parts[-1]["step"][-1].as_py())
 
     def _finish_part(self) -> None:
         names = dict.fromkeys(["step", *(name for row in self._rows for name in row)])

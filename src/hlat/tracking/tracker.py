@@ -22,7 +22,7 @@ from hlat.runtime.errors import StorageError
 from hlat.runtime.process import lost_output
 from hlat.runtime.terminal import escape_controls, plural
 from hlat.runtime.urls import redact, redact_json
-from hlat.tracking.console import Console, SilentConsole, make_console
+from hlat.tracking.console import Console, make_console
 from hlat.tracking.hosted import HostedRun, HostedTracker, check_installed, wanted
 from hlat.tracking.records import EventLog, Metrics, MetricsFile, MetricsOutput, moved_note
 from hlat.tracking.tensorboard import TensorBoard
@@ -79,12 +79,6 @@ class LogStream(io.TextIOBase):
 
     def writable(self) -> bool:
         return True
-
-    def __enter__(self) -> "LogStream":
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.close()
 
 
 class OtherRankTracker:
@@ -227,7 +221,7 @@ class Tracker:
         try:
             show(self._console)
         except OSError:
-            self._console = SilentConsole()
+            self._console = Console()
         if self._lost == 0:
             self._record_lost_output()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hlat.checkpoint import import_hf
+from hlat.checkpoint import import_model
 from hlat.evaluation.responses import ServedModel, ServingOptions, serve_model
 from hlat.runtime.distributed.join import join_run
 from hlat.runtime.errors import DataError
@@ -84,7 +84,7 @@ def test_a_checkpoint_answers_as_the_folder_it_was_imported_from(tmp_path: Path)
     requests = instances("loglikelihood", PAIRS)
     answers = [
         ask(each, tmp_path / "cache", lambda model: model.loglikelihood(requests))
-        for each in (source, import_hf(source, tmp_path / "imported"))
+        for each in (source, import_model(source, tmp_path / "imported"))
     ]
     assert answers[0] == answers[1]
 

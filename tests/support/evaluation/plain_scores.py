@@ -1,6 +1,7 @@
 """The plain way to score: one forward pass over one sequence at a time, nothing shared, no cache, no batch."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -40,3 +41,16 @@ def few_shot_requests(generator: torch.Generator, vocabulary: int = 211) -> list
 def mixed(requests: Sequence[ScoreRequest], generator: torch.Generator) -> list[ScoreRequest]:
     """The same requests in another order."""
     return [requests[index] for index in torch.randperm(len(requests), generator=generator).tolist()]
+
+
+def count_computed_tokens(model: Decoder) -> list[int]:
+    """Return a list that gets the number of tokens of each forward pass from now on."""
+    counts: list[int] = []
+    hidden = model.hidden
+
+    def counted(tokens: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+        counts.append(tokens.numel())
+        return hidden(tokens, *rest, **named)
+
+    model.hidden = counted  # type: ignore[method-assign]
+    return counts

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -270,6 +271,17 @@ def storage_error(
     other = "check that the storage is mounted and healthy, then run the same command again"
     advice = _REMEDY_BY_ERRNO.get(exc.errno or 0, other).format(less=remedy.less, elsewhere=remedy.elsewhere)
     return StorageError(f"{failure} in {folder}: {where}{reason}.{need} What would work: {advice}.")
+
+
+@contextlib.contextmanager
+def storage_errors(
+    failure: str, folder: Path | None, needed: int | None = None, remedy: Remedy = RUN_REMEDY
+) -> Iterator[None]:
+    """Turn an OSError in the block into the error that a user sees; ``folder`` None is the place that failed."""
+    try:
+        yield
+    except OSError as exc:
+        raise storage_error(exc, failure, folder or Path(exc.filename or "."), needed, remedy) from exc
 
 
 def human_bytes(count: int) -> str:

@@ -83,17 +83,6 @@ _TENSOR_STORAGE_METADATA = f"{_DCP}.metadata.TensorStorageMetadata"
 _TENSOR_PROPERTIES = f"{_DCP}.metadata.TensorProperties"
 _CHUNK_STORAGE_METADATA = f"{_DCP}.metadata.ChunkStorageMetadata"
 _STORAGE_INFO = f"{_DCP}.filesystem._StorageInfo"
-_KNOWN = frozenset(
-    {
-        *(_METADATA, _METADATA_INDEX, _TENSOR_STORAGE_METADATA, _TENSOR_PROPERTIES, _CHUNK_STORAGE_METADATA),
-        _STORAGE_INFO,
-        f"{_DCP}.metadata.StorageMeta",
-        f"{_DCP}.metadata._MEM_FORMAT_ENCODING",
-        "torch.Size",
-        "torch.serialization._get_layout",
-        "builtins.getattr",  # some Python releases (3.11.2, for example) pickle enum members this way
-    }
-)
 _DTYPES: dict[str, torch.dtype] = {
     f"torch.{name}": getattr(torch, name)
     for name in (
@@ -102,6 +91,18 @@ _DTYPES: dict[str, torch.dtype] = {
         *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
     )
 }
+_KNOWN = frozenset(
+    {
+        *(_METADATA, _METADATA_INDEX, _TENSOR_STORAGE_METADATA, _TENSOR_PROPERTIES, _CHUNK_STORAGE_METADATA),
+        _STORAGE_INFO,
+        f"{_DCP}.metadata.StorageMeta",
+        f"{_DCP}.metadata._MEM_FORMAT_ENCODING",
+        "torch.Size",
+        "torch.serialization._get_layout",
+        *_DTYPES,
+        "builtins.getattr",  # some Python releases (3.11.2, for example) pickle enum members this way
+    }
+)
 _LARGEST = 2**63 - 1  # torch's sizes and strides, and a file's offsets, are 64-bit
 _DIMENSIONS = 64  # more than any tensor has
 
@@ -163,25 +164,18 @@ def write_index(disk: Disk, folder: Path, chunks: Iterable[StoredChunk]) -> File
     return write_file(disk, folder / INDEX_NAME, pickle.dumps(index))
 
 
-def parse_index(data: bytes, file_bytes: Mapping[str, int]) -> dict[str, StoredTensor]:
-    """Tensors of an index by name; CheckpointError if it is damaged, hostile, or contradicts ``file_bytes``."""
-    return _parse(data, file_bytes, _is_known, lambda name: True)
-
-
-def parse_foreign_index(
-    data: bytes, file_bytes: Mapping[str, int], wanted: Callable[[str], bool]
+def parse_index(
+    data: bytes, file_bytes: Mapping[str, int], wanted: Callable[[str], bool] | None = None
 ) -> dict[str, StoredTensor]:
-    """Parse the index of another program; only tensors with a ``wanted`` name are checked and returned."""
+    """Tensors of an index by name; CheckpointError if it is damaged, hostile, or contradicts ``file_bytes``.
+
+    Of the index of another program, only tensors with a ``wanted`` name are checked and returned.
+    """
     # Such an index has entries that are not tensors, and names classes of other programs; both are passed over.
-    return _parse(data, file_bytes, lambda name: True, wanted)
-
-
-def _parse(
-    data: bytes, file_bytes: Mapping[str, int], is_known: Callable[[str], bool], wanted: Callable[[str], bool]
-) -> dict[str, StoredTensor]:
+    is_known = _KNOWN.__contains__ if wanted is None else lambda name: True
     try:
         with _no_collection():
-            return _tensors(read_pickle(data, is_known), file_bytes, wanted)
+            return _tensors(read_pickle(data, is_known), file_bytes, wanted or (lambda name: True))
     except ValueError as exc:
         raise CheckpointError(f"not a readable index of tensors ({exc})") from exc
 
@@ -196,10 +190,6 @@ def _no_collection() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
-
-
-def _is_known(name: str) -> bool:
-    return name in _KNOWN or name in _DTYPES
 
 
 def _tensors(index: Any, file_bytes: Mapping[str, int], wanted: Callable[[str], bool]) -> dict[str, StoredTensor]:

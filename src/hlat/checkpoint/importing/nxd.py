@@ -26,7 +26,7 @@ models of awslabs/HLAT.
 import functools
 import pickle
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -307,18 +307,13 @@ class _HeadOrder:
         if len(shape) < 2:
             return local[0]
         joined = torch.cat(local, dim=1 if name.endswith(_COLUMNS) else 0)
-        order = next((reorder for ending, reorder in self._reorders() if name.endswith(ending)), None)
-        return joined if order is None else order(joined, name)
+        if name.endswith(_Q):
+            return self._sort_queries(joined)
+        if name.endswith((_K, _V)):
+            return self._take_one_copy(joined, name)
+        return self._sort_queries(joined.T).T if name.endswith("self_attn.o_proj.weight") else joined
 
-    def _reorders(self) -> list[tuple[str, Callable[[torch.Tensor, str], torch.Tensor]]]:
-        return [
-            (_Q, self._sort_queries),
-            (_K, self._take_one_copy),
-            (_V, self._take_one_copy),
-            ("self_attn.o_proj.weight", lambda joined, name: self._sort_queries(joined.T, name).T),
-        ]
-
-    def _sort_queries(self, joined: torch.Tensor, name: str) -> torch.Tensor:
+    def _sort_queries(self, joined: torch.Tensor) -> torch.Tensor:
         # The order among the queries of a key head does not matter, and is kept.
         by_key: torch.Tensor = joined.unflatten(0, (len(self.key_order), -1))
         return by_key[sorted(range(len(self.key_order)), key=self.key_order.__getitem__)].flatten(0, 1)

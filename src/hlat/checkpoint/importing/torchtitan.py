@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from hlat.checkpoint.format.index import INDEX_NAME, StoredTensor, parse_foreign_index
+from hlat.checkpoint.format.index import INDEX_NAME, StoredTensor, parse_index
 from hlat.checkpoint.format.tensor_files import Region, read_regions
 from hlat.checkpoint.importing.base import SourceFormat, SourceModel, SourceTensor, checked, required_model
 from hlat.checkpoint.protocol.reader import MARKER_NAME
@@ -80,7 +80,7 @@ def _read_index(folder: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(f"{folder}: cannot be read: {error.strerror}.") from error
     try:
         # Optimizer and schedule have classes of their own, which are passed over.
-        return parse_foreign_index(data, sizes, lambda name: _WEIGHTS.match(name) is not None)
+        return parse_index(data, sizes, lambda name: _WEIGHTS.match(name) is not None)
     except CheckpointError as error:
         raise CheckpointError(f"{folder / INDEX_NAME}: {error}") from error
 

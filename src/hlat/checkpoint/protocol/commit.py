@@ -39,7 +39,7 @@ from hlat.checkpoint.format.filesystem import (
     human_bytes,
     make_checkpoints_folder,
     make_folders,
-    storage_error,
+    storage_errors,
 )
 from hlat.checkpoint.format.format_1 import is_safe_name
 from hlat.checkpoint.format.tensor_files import TensorChunk, WriteResult
@@ -89,105 +89,98 @@ def commit(
     _Commit(disk, final, content, remedy, ranks or HostGroup(), folder).run()
 
 
+@dataclass
 class _Commit:
-    """One execution of the protocol."""
+    """One execution of the protocol; the fields are the arguments of ``commit``."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        final: Path,
-        content: CheckpointContent,
-        remedy: Remedy,
-        ranks: HostGroup,
-        folder: RunFolder | None,
-    ) -> None:
-        self._disk, self._final, self._content, self._remedy, self._ranks = disk, final, content, remedy, ranks
-        self._folder, self._format = folder, newest_format()
+    disk: Disk
+    final: Path
+    content: CheckpointContent
+    remedy: Remedy
+    ranks: HostGroup
+    folder: RunFolder | None
+
+    def __post_init__(self) -> None:
+        self._format = newest_format()
         # A new one for each save: a writer that outlives its run must not write into the folder of another save.
-        token = ranks.broadcast(secrets.token_hex(_TOKEN_BYTES))
-        self._staging = final.with_name(f"{STAGING_PREFIX}{final.name}-{token}")
-        self._failure = f"cannot save the checkpoint {final.name}"
-        self._chunks = [chunk for chunk in content.chunks if ranks.is_first or not chunk.replicated]
-        copied = sum(copy.part.bytes for copy in content.parts)
-        self._needed = copied + sum(
-            chunk.nbytes + _CHUNK_BYTES for chunk in self._chunks
-        )  # bytes of this rank, then of all
+        token = self.ranks.broadcast(secrets.token_hex(_TOKEN_BYTES))
+        self._staging = self.final.with_name(f"{STAGING_PREFIX}{self.final.name}-{token}")
+        self._failure = f"cannot save the checkpoint {self.final.name}"
+        self._chunks = [chunk for chunk in self.content.chunks if self.ranks.is_first or not chunk.replicated]
+        # bytes of this rank, then of all
+        self._needed = sum(copy.part.bytes for copy in self.content.parts)
+        self._needed += sum(chunk.nbytes + _CHUNK_BYTES for chunk in self._chunks)
 
     def run(self) -> None:
         # Mistakes of the caller are found before anything is written.
-        meta = self._on_all_ranks(lambda: self._check() if self._ranks.is_first else b"")
+        meta = self._on_all_ranks(lambda: self._check() if self.ranks.is_first else b"")
         # Ranks share the disk: rank 0 compares the sum with the free space.
-        self._needed = sum(self._ranks.all_gather(self._needed))
+        self._needed = sum(self.ranks.all_gather(self._needed))
         try:
             # Each line ends when all ranks have done it, or all raise: rank 0 writes the manifest after all tensors
             # are durable.
             self._on_all_ranks(self._begin)
-            written = self._ranks.gather(self._on_all_ranks(self._write))
+            written = self.ranks.gather(self._on_all_ranks(self._write))
             self._on_all_ranks(lambda: self._finish(written, meta) if written is not None else None)
         except BaseException:
-            if self._ranks.is_first:  # no other rank: it cannot know whether rank 0 is about to rename
-                self._disk.discard(self._staging)
+            if self.ranks.is_first:  # no other rank: it cannot know whether rank 0 is about to rename
+                self.disk.discard(self._staging)
             raise
 
     def _check(self) -> bytes:
-        files = self._content.files
+        files = self.content.files
         taken = (MANIFEST_NAME, MARKER_NAME, *self._format.small_files)
         refused = [name for name in files if not is_safe_name(name) or name in taken]
         if refused:
             raise CheckpointError(
-                f"{self._final}: cannot contain a file named {refused[0]!r}. Use a plain relative path."
+                f"{self.final}: cannot contain a file named {refused[0]!r}. Use a plain relative path."
             )
         # NaN is not JSON: other programs could not read the file.
-        meta = json.dumps(self._content.meta, indent=1, allow_nan=False).encode()
+        meta = json.dumps(self.content.meta, indent=1, allow_nan=False).encode()
         self._needed += sum(source.stat().st_size for source in files.values()) + len(meta) + _OVERHEAD_BYTES
         return meta
 
     def _on_all_ranks(self, action: Callable[[], T]) -> T:
         try:
-            return self._ranks.run_on_all(lambda: self._with_storage_error(action))
+            failing = storage_errors(self._failure, self.final.parent, self._needed, self.remedy)
+            return self.ranks.run_on_all(failing(action))
         except StorageError as error:
             # An error of this rank; one that came from another rank names that rank already.
-            if self._ranks.world > 1 and error.from_rank is None:
-                raise type(error)(f"rank {self._ranks.rank}: {error}") from error
+            if self.ranks.world > 1 and error.from_rank is None:
+                raise type(error)(f"rank {self.ranks.rank}: {error}") from error
             raise
 
-    def _with_storage_error(self, action: Callable[[], T]) -> T:
-        try:
-            return action()
-        except OSError as exc:
-            raise storage_error(exc, self._failure, self._final.parent, self._needed, self._remedy) from exc
-
     def _begin(self) -> None:
-        if not self._ranks.is_first:
-            if self._folder is not None:
-                self._folder.check()
+        if not self.ranks.is_first:
+            if self.folder is not None:
+                self.folder.check()
             return
-        make_checkpoints_folder(self._disk, self._final.parent, self._folder)
-        leftover = re.compile(re.escape(STAGING_PREFIX + self._final.name) + f"-[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
-        for entry in sorted(self._final.parent.iterdir()):
+        make_checkpoints_folder(self.disk, self.final.parent, self.folder)
+        leftover = re.compile(re.escape(STAGING_PREFIX + self.final.name) + f"-[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
+        for entry in sorted(self.final.parent.iterdir()):
             if leftover.fullmatch(entry.name):  # left by a failed attempt whose removal failed too
-                self._disk.remove_tree(entry)
-        check_free_space(self._disk, self._final.parent, self._needed, self._failure, self._remedy)
-        self._disk.make_folder(self._staging)
+                self.disk.remove_tree(entry)
+        check_free_space(self.disk, self.final.parent, self._needed, self._failure, self.remedy)
+        self.disk.make_folder(self._staging)
 
     def _write(self) -> WriteResult:
-        written = self._format.write_chunks(self._disk, self._staging, self._chunks, self._ranks.rank)
-        for copy in self._content.parts:
-            written.files.update(copy.write(self._disk, self._staging))
+        written = self._format.write_chunks(self.disk, self._staging, self._chunks, self.ranks.rank)
+        for copy in self.content.parts:
+            written.files.update(copy.write(self.disk, self._staging))
             written.chunks.extend(copy.part.chunks)
-        if not self._ranks.is_first:  # rank 0 syncs it at the end; other machines may cache the folder
-            self._disk.sync_folder(self._staging)
+        if not self.ranks.is_first:  # rank 0 syncs it at the end; other machines may cache the folder
+            self.disk.sync_folder(self._staging)
         return written
 
     def _finish(self, written: Sequence[WriteResult], meta: bytes) -> None:
-        disk, staging = self._disk, self._staging
+        disk, staging = self.disk, self._staging
         records = {name: record for result in written for name, record in result.files.items()}
         chunks = (chunk for result in written for chunk in result.chunks)
         records |= self._format.write_small_files(disk, staging, chunks, meta)
-        records |= _copy(disk, staging, self._content.files)
-        write_manifest(disk, staging, CheckpointManifest(self._content.step, records, self._format.version))
+        records |= _copy(disk, staging, self.content.files)
+        write_manifest(disk, staging, CheckpointManifest(self.content.step, records, self._format.version))
         disk.sync_folder(staging)
-        rename_into_place(disk, staging, self._final)
+        rename_into_place(disk, staging, self.final)
 
 
 def check_free_space(disk: Disk, folder: Path, needed: int, failure: str, remedy: Remedy) -> None:
@@ -237,23 +230,17 @@ def rename_into_place(disk: Disk, staging: Path, final: Path) -> None:
 
 def clean_up(disk: Disk, root: Path) -> None:
     """Remove what an interrupted save or removal left in a folder of checkpoints; StorageError if that fails."""
-    try:
+    with storage_errors("cannot remove the leftovers of an interrupted save", root):
         for entry in sorted(root.iterdir()):
-            if entry.name.startswith(REPLACED_PREFIX):
-                _finish_replacement(disk, entry, entry.with_name(entry.name.removeprefix(REPLACED_PREFIX)))
-            elif entry.name.startswith((STAGING_PREFIX, TRASH_PREFIX)):
+            if entry.name.startswith((STAGING_PREFIX, TRASH_PREFIX)):
                 disk.remove_tree(entry)
-    except OSError as exc:
-        raise storage_error(exc, "cannot remove the leftovers of an interrupted save", root) from exc
-
-
-def _finish_replacement(disk: Disk, replaced: Path, final: Path) -> None:
-    # The crash was between the two renames: the old checkpoint is the only one.
-    if not final.exists():
-        disk.rename(replaced, final)
-        disk.sync_folder(final.parent)
-        return
-    remove_checkpoint(disk, replaced)
+            elif entry.name.startswith(REPLACED_PREFIX):
+                final = entry.with_name(entry.name.removeprefix(REPLACED_PREFIX))
+                if final.exists():
+                    remove_checkpoint(disk, entry)
+                else:  # the crash was between the two renames: the old checkpoint is the only one
+                    disk.rename(entry, final)
+                    disk.sync_folder(root)
 
 
 def remove_checkpoint(disk: Disk, folder: Path) -> None:

@@ -18,7 +18,7 @@ block, receives blocks, or both. A rank whose disk fails continues to the last r
 import hashlib
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ def write_part(
     for name, source in copied.items():
         make_folders(disk, (staging / name).parent, inside=staging)
         records[name] = copy_file(disk, source, staging / name)
-    complete = RankPart(part.token, part.step, part.rank, part.world, records, written.chunks, part.meta)
+    complete = replace(part, files=records, chunks=written.chunks)
     text = _part_text(complete)
     finish_part(disk, staging, final, text)
     return complete, text
@@ -316,16 +316,13 @@ class _PartReceiver:
         self._files = self._write_files()
         self._complete = False
         self.errors: list[Exception] = []
-        self._resume(None)
-
-    def take(self, data: memoryview) -> None:
-        self._resume(data)
+        self.take(None)
 
     def finish(self) -> None:
         assert self._complete, "as many bytes are received as the part has"
         finish_part(self._disk, self._staging, self._final, self._text)
 
-    def _resume(self, data: memoryview | None) -> None:
+    def take(self, data: memoryview | None) -> None:
         if self.errors or self._complete:
             return
         try:

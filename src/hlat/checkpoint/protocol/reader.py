@@ -108,16 +108,6 @@ def check_manifest(marker: bytes, data: bytes) -> CheckpointManifest:
         raise CheckpointError(f"{MANIFEST_NAME} is not a valid manifest ({type(exc).__name__}: {exc})") from exc
 
 
-def read_stored_meta(folder: Path, manifest: CheckpointManifest) -> dict[str, Any]:
-    """Read the metadata by a manifest; CheckpointError if damaged, StorageError if unreadable."""
-    return manifest.format.read_meta(lambda name: _read_file(folder / name))
-
-
-def read_stored_index(folder: Path, manifest: CheckpointManifest) -> dict[str, StoredTensor]:
-    """Read and check the index by a manifest; CheckpointError if damaged, StorageError if unreadable."""
-    return manifest.format.read_index(lambda name: _read_file(folder / name), manifest.file_bytes)
-
-
 def refuse_newer_format(folder: Path) -> None:
     """Raise CheckpointFormatError if a newer version of hlat wrote a checkpoint, which may be valid."""
     try:
@@ -147,7 +137,7 @@ def verify_checkpoint(folder: Path) -> list[str]:
         found = pool.map(lambda item: _check_file(folder, *item), manifest.files.items())
         problems.extend(problem for problem in found if problem)
     if not problems:
-        problems += manifest.content_problems(lambda name: _read_file(folder / name))
+        problems += manifest.content_problems(_reader(folder))
     return problems
 
 
@@ -178,6 +168,10 @@ def hash_file(path: Path) -> str:
             digest.update(view[:count])
             advance()
     return digest.hexdigest()
+
+
+def _reader(folder: Path) -> ReadFile:
+    return lambda name: _read_file(folder / name)
 
 
 def _read_file(path: Path) -> bytes:
@@ -223,7 +217,7 @@ class Checkpoint:
     def index(self) -> dict[str, StoredTensor]:
         try:
             # Checked against the sizes of the files: an index must not cause huge allocations.
-            return read_stored_index(self.path, self.manifest)
+            return self.manifest.format.read_index(_reader(self.path), self.manifest.file_bytes)
         except CheckpointError as exc:
             raise type(exc)(f"{self.path}: {exc}") from None
 
@@ -285,20 +279,21 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 def open_on_all_ranks(folder: Path, ranks: HostGroup) -> Checkpoint:
     """Open a checkpoint on every rank; CheckpointError if a rank sees other files than rank 0. Collective."""
     # The marker stands for all files: it is the hash of the manifest, which has theirs.
-    marker = ranks.run_on_rank0(lambda: _marker(folder))
+    marker = ranks.run_on_rank0(lambda: read_envelope(folder))
     return ranks.run_on_all(lambda: _open_same(folder, marker))
 
 
-def _marker(folder: Path) -> bytes:
+def read_envelope(folder: Path, name: str = MARKER_NAME) -> bytes:
+    """Read the marker of a checkpoint, or its manifest, as bytes; CheckpointError if that is not possible."""
     try:
-        return (folder / MARKER_NAME).read_bytes()
+        return (folder / name).read_bytes()
     except OSError as exc:
         raise CheckpointError(f"{folder}: not a readable checkpoint ({exc.strerror})") from exc
 
 
 def _open_same(folder: Path, marker: bytes) -> Checkpoint:
     try:
-        same = _marker(folder) == marker
+        same = read_envelope(folder) == marker
     except CheckpointError:
         same = False
     if not same:
@@ -312,7 +307,7 @@ def _open_same(folder: Path, marker: bytes) -> Checkpoint:
 def read_meta(folder: Path) -> dict[str, Any]:
     """Read the metadata of a checkpoint: step, tokens, samples, recipe, versions, ...; errors as ``read_manifest``."""
     try:
-        return read_stored_meta(folder, read_manifest(folder))
+        return read_manifest(folder).format.read_meta(_reader(folder))
     except CheckpointError as exc:
         raise type(exc)(f"{folder}: not a readable checkpoint: {exc}") from exc
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hlat.checkpoint.format.filesystem import Disk, make_checkpoints_folder, storage_error
+from hlat.checkpoint.format.filesystem import Disk, make_checkpoints_folder, storage_errors
 from hlat.checkpoint.format.tensor_files import TensorChunk
 from hlat.checkpoint.protocol.commit import CheckpointContent, clean_up, commit, remove_checkpoint
 from hlat.checkpoint.protocol.rank_parts import PartCopy
@@ -95,10 +95,8 @@ class CheckpointStore:
         self._ranks.run_on_rank0(self._open)
 
     def _open(self) -> None:
-        try:
+        with storage_errors("cannot keep checkpoints", self.root):
             make_checkpoints_folder(self._disk, self.root, self.folder)
-        except OSError as exc:
-            raise storage_error(exc, "cannot keep checkpoints", self.root) from exc
         clean_up(self._disk, self.root)
 
     def _check_shared(self) -> None:
@@ -112,10 +110,8 @@ class CheckpointStore:
 
     def _make_probe(self) -> str:
         name = f"{STAGING_PREFIX}{secrets.token_hex(8)}"  # a prefix whose leftovers the next opening removes
-        try:
+        with storage_errors("cannot keep checkpoints", self.root):
             self._disk.make_folder(self.root / name)
-        except OSError as exc:
-            raise storage_error(exc, "cannot keep checkpoints", self.root) from exc
         return name
 
     def _check_visible(self, probe: Path) -> None:
@@ -139,18 +135,16 @@ class CheckpointStore:
         ``chunks`` are those of this rank; ``meta`` has JSON values; ``files``: path inside the checkpoint -> file to
         copy. StorageError if a rank failed: no incomplete checkpoint is left, and earlier ones are unchanged.
         """
-        final = self.root / step_folder_name(step)
-        commit(
-            self._disk, final, CheckpointContent(step, chunks, meta, files or {}), ranks=self._ranks, folder=self.folder
-        )
-        self._verified.add(step)
-        return final
+        return self._commit(CheckpointContent(step, chunks, meta, files or {}))
 
     def save_from_parts(self, step: int, parts: Sequence[PartCopy], meta: Mapping[str, Any]) -> Path:
         """Write a checkpoint from rank parts, each passed by one rank; CheckpointError if a part is damaged."""
-        final = self.root / step_folder_name(step)
-        commit(self._disk, final, CheckpointContent(step, [], meta, {}, parts), ranks=self._ranks, folder=self.folder)
-        self._verified.add(step)
+        return self._commit(CheckpointContent(step, [], meta, {}, parts))
+
+    def _commit(self, content: CheckpointContent) -> Path:
+        final = self.root / step_folder_name(content.step)
+        commit(self._disk, final, content, ranks=self._ranks, folder=self.folder)
+        self._verified.add(content.step)
         return final
 
     def steps(self) -> list[int]:
@@ -221,12 +215,10 @@ class CheckpointStore:
 
     def _prune(self) -> list[int]:
         removed = prunable_steps(self.steps(), self.keep_last, self.keep_every_steps, self._is_valid)
-        try:
+        with storage_errors("cannot remove an old checkpoint", self.root):
             # Oldest first: an interruption leaves the newer ones.
             for step in removed:
                 remove_checkpoint(self._disk, self.root / step_folder_name(step))
-        except OSError as exc:
-            raise storage_error(exc, "cannot remove an old checkpoint", self.root) from exc
         return removed
 
     def _is_valid(self, step: int) -> bool:
@@ -243,12 +235,10 @@ class CheckpointStore:
         while target.exists():
             count += 1
             target = folder.with_name(f"{folder.name}{BAD_SUFFIX}.{count}")
-        try:
+        with storage_errors(f"cannot set aside the damaged checkpoint {folder.name}", self.root):
             self._disk.rename(folder, target)
             # Durable now: the run goes on and may write this step again.
             self._disk.sync_folder(self.root)
-        except OSError as exc:
-            raise storage_error(exc, f"cannot set aside the damaged checkpoint {folder.name}", self.root) from exc
         return target
 
 

@@ -15,7 +15,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from hlat.evaluation.code_execution.sandbox import CodePermission, find_confinement
 from hlat.evaluation.generation import GenerationRequest
 from hlat.evaluation.harness.suites import Suite, TaskEntry
+from hlat.evaluation.next_token import Sampling
 from hlat.evaluation.responses import ServedModel
-from hlat.evaluation.sampling import Sampling
 from hlat.evaluation.scoring import ScoreRequest
 from hlat.runtime.backend.code_folders import check_code_folder
 from hlat.runtime.errors import DataError, LaunchError
@@ -267,4 +267,4 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     def _repeated(self, request: GenerationRequest, number: int) -> GenerationRequest:
         # Repeats of a sampled request get other samples; those of a greedy one have the same text.
         repeat = number if request.sampling.temperature > 0 else 0
-        return GenerationRequest(request.context, request.max_tokens, request.stop, request.sampling, repeat)
+        return replace(request, repeat=repeat)

@@ -90,11 +90,6 @@ class Suite(_Part):
     def entries(self) -> list[TaskEntry]:
         return [entry for column in self.columns for entry in column.tasks]
 
-    @property
-    def needs_files(self) -> bool:
-        """True if a task reads data files from a folder that has to be named."""
-        return any(entry.files for entry in self.entries)
-
 
 def suite_names() -> list[str]:
     """List the suites that ship with hlat, sorted."""
@@ -172,31 +167,27 @@ def task_results(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def entry_value(entry: TaskEntry, tasks: Mapping[str, Mapping[str, Any]]) -> float | None:
     """Return the value of a task's metric, in percent; None if there is none."""
     metrics = tasks.get(entry.task, {}).get("metrics", {})
-    names = [entry.metric, f"{entry.metric},none"] if entry.metric else [_first_metric(metrics)]
-    # A metric without a filter stands for the first of its filters.
-    names += [name for name in metrics if entry.metric and name.startswith(f"{entry.metric},")]
+    if entry.metric:
+        # A metric without a filter stands for the first of its filters.
+        filtered = [name for name in metrics if name.startswith(f"{entry.metric},")]
+        names = [entry.metric, f"{entry.metric},none", *filtered]
+    else:  # lm-eval lists error estimates among the metrics
+        names = [name for name in metrics if "_stderr" not in name][:1]
     value = next((metrics[name] for name in names if metrics.get(name) is not None), None)
     return None if value is None else 100 * float(value)
 
 
-def _first_metric(metrics: Mapping[str, Any]) -> str:
-    # lm-eval lists error estimates among the metrics.
-    return next((name for name in metrics if "_stderr" not in name), "")
-
-
 def column_values(suite: Suite, tasks: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, float], float | None]:
     """Return the means of complete columns, and of all averaged tasks; None if one has no value."""
-    columns = {column.name: value for column in suite.columns if (value := _column_mean(column, tasks)) is not None}
-    values = [entry_value(entry, tasks) for column in suite.columns if column.averaged for entry in column.tasks]
-    found = [value for value in values if value is not None]
-    complete = suite.average is not None and found and len(found) == len(values)
-    return columns, sum(found) / len(found) if complete else None
+    means = {column.name: _mean(column.tasks, tasks) for column in suite.columns}
+    averaged = [entry for column in suite.columns if column.averaged for entry in column.tasks]
+    columns = {name: mean for name, mean in means.items() if mean is not None}
+    return columns, None if suite.average is None else _mean(averaged, tasks)
 
 
-def _column_mean(column: Column, tasks: Mapping[str, Mapping[str, Any]]) -> float | None:
-    values = [entry_value(entry, tasks) for entry in column.tasks]
-    found = [value for value in values if value is not None]
-    return sum(found) / len(found) if found and len(found) == len(values) else None
+def _mean(entries: Sequence[TaskEntry], tasks: Mapping[str, Mapping[str, Any]]) -> float | None:
+    found = [value for entry in entries if (value := entry_value(entry, tasks)) is not None]
+    return sum(found) / len(found) if found and len(found) == len(entries) else None
 
 
 def read_report(folder: Path) -> SuiteReport:

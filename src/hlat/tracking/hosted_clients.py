@@ -1,11 +1,50 @@
-"""MLflow: ``tracking.mlflow``; offline runs are written to the database <run.dir>/mlflow/mlflow.db."""
+"""Clients of the hosted trackers, which run in a helper process (``hosted.py``).
+
+    tracking.wandb    Weights & Biases; offline runs are written to <run.dir>/wandb and sent by ``wandb sync``
+    tracking.mlflow   MLflow; offline runs are written to the database <run.dir>/mlflow/mlflow.db
+    tracking.trackio  Trackio; offline runs are written to databases in <run.dir>/trackio, for ``trackio show``
+
+Each library is imported when its client is opened.
+"""
 
 import os
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hlat.tracking.hosted import HostedRun
+
+
+class WandbClient:
+    """A run of Weights & Biases. The API key comes from the environment or from ``wandb login``."""
+
+    def open(self, run: HostedRun, saved_id: str | None) -> str:
+        import wandb  # noqa: PLC0415
+
+        run_id = saved_id or uuid.uuid4().hex[:12]
+        self._run = wandb.init(
+            id=run_id,
+            name=run.name,
+            project=run.settings["project"],
+            entity=run.settings["entity"],
+            group=run.settings["group"],
+            tags=list(run.settings["tags"]),
+            config=dict(run.recipe),
+            dir=run.run_dir,
+            mode=run.settings["mode"],
+            resume=None if run.is_offline else "allow",
+            # Nothing of this process's console, code or git state is recorded.
+            settings=wandb.Settings(console="off", disable_git=True, save_code=False, silent=True),
+        )
+        return run_id
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self, failed: bool) -> None:
+        self._run.finish(exit_code=1 if failed else 0)
+
 
 _MOST_PARAMETERS = 100  # of a request, by MLflow's REST API
 _LONGEST = 500  # characters of a parameter's value: a limit that all releases of the server accept
@@ -67,3 +106,32 @@ def _fields(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _fields(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+class TrackioClient:
+    """A run of Trackio. The Hugging Face token for a Space comes from the environment or from ``hf auth login``."""
+
+    def open(self, run: HostedRun, saved_id: str | None) -> str:
+        if run.is_offline:
+            os.environ["TRACKIO_DIR"] = str(run.folder("trackio"))
+        import trackio  # noqa: PLC0415
+
+        # Trackio identifies a run by its name, which gets a suffix for that.
+        name = saved_id or f"{run.name}-{os.urandom(4).hex()}"
+        self._run = trackio.init(
+            project=run.settings["project"],
+            name=name,
+            space_id=None if run.is_offline else run.settings["space"],
+            config=dict(run.recipe),
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        return name
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self, failed: bool) -> None:
+        self._run.finish()
