@@ -71,7 +71,7 @@ from hlat.data.source_listing import check_first_bytes, doubts
 from hlat.data.stores.local_files import as_data_error, convert_disk_errors
 from hlat.data.tokenizers.base import TokenIdArray, Tokenizer
 from hlat.runtime.errors import DataError
-from hlat.runtime.storage.local_files import sync_to_disk, write_atomic
+from hlat.runtime.storage.local_files import write_atomic
 from hlat.runtime.terminal import plural
 
 _TIMES_FILE = "corpus.times"
