@@ -59,12 +59,17 @@ def _block_lines(page: str) -> Iterator[str]:
 
 def parse(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Verb and arguments of a command, read by hlat's own parser, which raises an exception for what it refuses."""
-    command, verb, rest = typer.main.get_command(app), [], list(words[1:])
+    command, verb, rest = _command(), [], list(words[1:])
     while hasattr(command, "commands"):
         assert rest and rest[0] in command.commands, f"no such verb: {' '.join(words)}"
         verb.append(rest.pop(0))
         command = command.commands[verb[-1]]
     return " ".join(verb), command.make_context(verb[-1], rest).params
+
+
+@cache  # building it takes 50 ms, and the pages have hundreds of commands
+def _command() -> Any:
+    return typer.main.get_command(app)
 
 
 def spans(text: str) -> list[str]:
