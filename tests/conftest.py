@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, settings
 
+from hlat.config import DataConfig
+from hlat.data.prepare.preparation import prepare
 from hlat.runtime.backend import torch_private
 from tests.support.commands import hlat
 from tests.support.slow_cases import SLOW_CASES, UNKNOWN, read_slow_cases, slow_names, unknown_names
@@ -87,6 +90,12 @@ def tiny(corpus: Path, tmp_path: Path) -> list[str]:
     ]
 
 
+@pytest.fixture
+def quick(tiny: list[str], prepared: Path) -> list[str]:
+    """``tiny``, with the data of ``prepared``: for recipes whose data section is that of ``tiny_recipe``."""
+    return [*tiny, f"data.prepared_dir={prepared}"]
+
+
 TINY_RECIPE = """
 run: {name: tiny}
 model: {vocab_size: 320, layers: 2, hidden_size: 32, intermediate_size: 96, heads: 4, kv_heads: 2}
@@ -116,6 +125,26 @@ def recipe_file(tiny_recipe: str, tmp_path: Path) -> Path:
     path = tmp_path / "recipe.yaml"
     path.write_text(tiny_recipe)
     return path
+
+
+@pytest.fixture(scope="session")
+def prepared(tiny_recipe: str, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepared data of the tiny recipe, made once: a third of the time of a short run. Tests must not change it."""
+    folder = tmp_path_factory.mktemp("prepared") / "data"
+    data = {**yaml.safe_load(tiny_recipe)["data"], "path": str(corpus)}
+    prepare(DataConfig.model_validate(data), folder, workers=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def finished(tiny_recipe: str, corpus: Path, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the tiny recipe's undisturbed run of 40 steps, made once. Tests copy it; they must not change it."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "recipe.yaml").write_text(tiny_recipe)
+    places = (f"run.dir={folder / 'run'}", f"data.path={corpus}", f"data.prepared_dir={prepared}")
+    done = hlat("train", folder / "recipe.yaml", *places)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
 
 
 @pytest.fixture(scope="session")

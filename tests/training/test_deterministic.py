@@ -17,13 +17,13 @@ from hlat.training import loop, run
 
 
 @pytest.fixture
-def recipe(tiny_recipe: str, corpus: Path, tmp_path: Path):
+def recipe(tiny_recipe: str, corpus: Path, prepared: Path, tmp_path: Path):
     def made(deterministic: bool | None, mode: str = "fp32", **sections: dict[str, object]):
         content = yaml.safe_load(tiny_recipe) | {"precision": {"mode": mode}}
         content["run"] |= {"dir": str(tmp_path / "run")}
         if deterministic is not None:
             content["run"]["deterministic"] = deterministic
-        content["data"]["path"] = str(corpus)
+        content["data"] |= {"path": str(corpus), "prepared_dir": str(prepared)}
         content["schedule"]["warmup_steps"] = 1
         content["training"]["steps"] = 2
         for section, values in sections.items():

@@ -60,11 +60,11 @@ def test_a_durable_state_that_has_vanished_is_an_error(tmp_path, found, damaged,
 
 @pytest.mark.parametrize("spoiled", ["removed", "damaged"])
 def test_the_next_attempt_checks_the_durable_step_of_the_supervisor(
-    cli, recipe_file, tiny, tmp_path, monkeypatch, spoiled
+    cli, recipe_file, quick, tmp_path, monkeypatch, spoiled
 ):
     """The supervisor passes the durable step on; the folder was changed between two attempts."""
     quiet = ["tracking.tensorboard=false", "evaluation.every_steps=null", "--no-supervisor"]
-    done = cli("train", recipe_file, *tiny, *quiet, "training.stop_after=20")
+    done = cli("train", recipe_file, *quick, *quiet, "training.stop_after=20")
     assert done.returncode == 0, done.stderr
     run = tmp_path / "run"
     newest = resolve(run)
@@ -74,7 +74,7 @@ def test_the_next_attempt_checks_the_durable_step_of_the_supervisor(
     else:
         (newest / "meta.json").write_text("{}")
     monkeypatch.setenv("HLAT_GONE_ON", f"20 {(run / '.run-id').read_text()}")
-    done = cli("train", recipe_file, *tiny, *quiet, "training.stop_after=5")
+    done = cli("train", recipe_file, *quick, *quiet, "training.stop_after=5")
     if spoiled == "damaged":
         assert done.returncode == 0 and "resumed at step 10" in done.stdout, done.stderr
         return

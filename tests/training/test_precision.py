@@ -43,7 +43,7 @@ def fast(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def recipe_in(tiny_recipe: str, corpus: Path, tmp_path: Path):
+def recipe_in(tiny_recipe: str, corpus: Path, prepared: Path, tmp_path: Path):
     """Function that makes the tiny recipe with a precision mode and a run name."""
 
     def recipe(mode: str | None, name: str = "run", steps: int = 4, **sections: dict[str, object]) -> Recipe:
@@ -52,7 +52,7 @@ def recipe_in(tiny_recipe: str, corpus: Path, tmp_path: Path):
         if mode is not None:
             content["precision"] = {"mode": mode}
         content["run"]["dir"] = str(tmp_path / name)
-        content["data"] |= {"path": str(corpus), "prepared_dir": str(tmp_path / "data")}
+        content["data"] |= {"path": str(corpus), "prepared_dir": str(prepared)}
         content["schedule"]["warmup_steps"] = 2
         content["training"] |= {"steps": 4, "stop_after": steps, "log_every": 1}
         content["checkpoint"] |= {"every_steps": 2}

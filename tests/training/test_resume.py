@@ -1,6 +1,9 @@
-"""Invisible resume: an interrupted and resumed run equals the uninterrupted one, bit for bit."""
+"""Invisible resume: an interrupted and resumed run equals the uninterrupted one, bit for bit.
 
-import json
+One run with everything on is killed twice and is the witness of the default suite. What the parts do alone is in the
+slow suite: test_online_runs, test_ramped_runs, test_ema, saving/test_tiers, saving/test_validation_after_saving.
+"""
+
 import os
 import random
 import shutil
@@ -12,17 +15,35 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from hlat.checkpoint import export_hf
 from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
 from hlat.training.start import run_lock
+from tests.support.checkpoint.saved_states import assert_equal
 from tests.support.commands import StartedCommand
+from tests.support.same_runs import assert_same_run, events_of, metrics_of, newest
 
-TIMINGS = {"tokens_per_second", "mfu", "mfu_full", "memory_bytes", "seconds"}
-
-
-def final_state(run_dir):
-    checkpoint = open_checkpoint(resolve(run_dir))
-    return checkpoint.load(""), checkpoint.meta
+# The first stage of the ramp ends with step 8; step 3 has a NaN and is skipped; steps 8 and 16 are validated.
+EVERYTHING = [
+    "training.steps=16",
+    "training.log_every=1",
+    "training.ema={decay: 0.75, every_steps: 2}",
+    "data.mode=online",
+    "data.streams=8",
+    f"batch.ramp=[{{tokens: {8 * 4 * 32}, global_batch: 4}}]",
+    "precision.mode=bf16-sr",
+    "anomalies.window=8",
+    "checkpoint.every_steps=4",
+    "checkpoint.keep_last=9",
+    "checkpoint.background=false",
+    "evaluation.every_steps=8",
+    "recovery.backoff_seconds=0",
+    "tracking.tensorboard=false",
+    "--allow-faults",
+]
+A_NAN = "{kind: nan, at_step: 3}"
+KILLS = "{kind: kill, at_step: 7, phase: backward}, {kind: kill, at_step: 8, phase: evaluation}"
 
 
 def model_of(run_dir):
@@ -31,55 +52,54 @@ def model_of(run_dir):
     return torch.cat([weights[name].double().flatten() for name in sorted(weights)])
 
 
-def metrics_of(run_dir):
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines]
+def test_a_run_with_everything_on_is_killed_twice_and_ends_with_the_same_bits(cli, recipe_file, tiny, tmp_path):
+    """Within a stage of the ramp it goes on from a snapshot; after the stage, in validation, from its checkpoint.
 
-
-def assert_same_run(one, other):
-    (tensors, meta), (other_tensors, other_meta) = final_state(one), final_state(other)
-    assert tensors.keys() == other_tensors.keys()
-    assert any(name.startswith("optimizer.exp_avg_sq.") for name in tensors)
-    assert any(name.startswith("rng.") for name in tensors)
-    for name, tensor in tensors.items():
-        assert torch.equal(tensor, other_tensors[name]), name
-    assert (meta["step"], meta["samples"], meta["tokens"]) == (
-        other_meta["step"],
-        other_meta["samples"],
-        other_meta["tokens"],
-    )
-    assert metrics_of(one) == metrics_of(other)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(cli, tiny_recipe, corpus, tmp_path_factory):
-    """An uninterrupted run, made once; tests must not change its folder."""
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    (folder / "recipe.yaml").write_text(tiny_recipe)
-    done = cli("train", folder / "recipe.yaml", f"data.path={corpus}", f"run.dir={folder / 'run'}")
+    Only the killed run has snapshots and exports, which change no bit either.
+    """
+    straight, run = tmp_path / "straight", tmp_path / "run"
+    faults = f"faults=[{A_NAN}]"
+    plain = cli("train", recipe_file, *tiny, *EVERYTHING, f"run.dir={straight}", faults)
+    assert plain.returncode == 0, plain.stderr
+    more = [
+        f"checkpoint.local={{dir: {tmp_path}/memory, every_seconds: 1.0e-9}}",
+        "checkpoint.export={every_steps: 10, dtype: bfloat16}",
+        f"faults=[{A_NAN}, {KILLS}]",
+    ]
+    done = cli("train", recipe_file, *tiny, *EVERYTHING, *more)
     assert done.returncode == 0, done.stderr
-    return folder / "run"
+
+    assert [event["step"] for event in events_of(run, "resume")] == [6, 8]
+    assert [event["step"] for event in events_of(run, "promoted")] == [6]
+    assert_same_run(straight, run)
+    saved = newest(run)
+    assert all(any(name.startswith(kind) for name in saved.tensors) for kind in ("data.cursors", "ema.", "rng."))
+    assert saved.meta["anomalies"]["skipped_steps"] == [3]
+    assert not list(tmp_path.glob("memory/*/step-*")), "the last state is in a checkpoint"
+
+    lines = metrics_of(run)
+    assert [line["step"] for line in lines] == list(range(1, 17))
+    assert [line["samples"] for line in lines] == [4 * step + 4 * max(0, step - 8) for step in range(1, 17)]
+    assert [line["step"] for line in lines if "val_loss" in line] == [8, 16]
+    assert lines[15]["loss"] < lines[0]["loss"] - 0.5
+
+    # Step 10 has a checkpoint because of the export.
+    assert [event["step"] for event in events_of(run, "export")] == [10] and not events_of(run, "export_failed")
+    again = export_hf(run / "checkpoints" / "step-00000010", tmp_path / "again", dtype="bfloat16")
+    exported = load_file(run / "exports" / "step-00000010" / "model.safetensors")
+    assert_equal(exported, load_file(again / "model.safetensors"))
 
 
 @pytest.fixture
-def straight(uninterrupted, tmp_path):
-    """Copy of that run."""
-    return Path(shutil.copytree(uninterrupted, tmp_path / "straight"))
+def straight(finished, tmp_path):
+    """Copy of a run that was not interrupted."""
+    return Path(shutil.copytree(finished, tmp_path / "straight"))
 
 
-def test_a_run_stopped_after_17_of_40_steps_resumes_bitwise(cli, recipe_file, tiny, straight, tmp_path):
-    first = cli("train", recipe_file, *tiny, "training.stop_after=17")
-    assert first.returncode == 0 and "stopped at step 17 of 40" in first.stdout, first.stderr
-    second = cli("train", recipe_file, *tiny)
-    assert second.returncode == 0 and "resumed at step 17" in second.stdout, second.stderr
-    assert_same_run(straight, tmp_path / "run")
-    steps = [line["step"] for line in metrics_of(tmp_path / "run")]
-    assert steps == [5, 10, 15, 20, 25, 30, 35, 40]
-    assert [line["samples"] for line in metrics_of(tmp_path / "run")] == [8 * step for step in steps]
-
-
-def test_a_run_interrupted_by_ctrl_c_saves_and_resumes(recipe_file, tiny, straight, tmp_path, cli):
-    process = StartedCommand("train", recipe_file, *tiny)
+def test_a_run_interrupted_by_ctrl_c_saves_and_resumes(recipe_file, quick, straight, tmp_path, cli):
+    """Saves and snapshots are written beside training."""
+    options = [*quick, f"checkpoint.local={{dir: {tmp_path}/memory, every_seconds: 1.0e-9}}"]
+    process = StartedCommand("train", recipe_file, *options)
     for line in process.stdout:
         if "step 5/40" in line:
             process.send_signal(signal.SIGINT)
@@ -87,8 +107,12 @@ def test_a_run_interrupted_by_ctrl_c_saves_and_resumes(recipe_file, tiny, straig
     rest = process.communicate(timeout=120)[0]
     assert process.returncode == 128 + signal.SIGINT, rest
     assert "the same command goes on" in rest and "Traceback" not in rest
-    assert cli("train", recipe_file, *tiny).returncode == 0
+    [stopped] = [event["step"] for event in events_of(tmp_path / "run", "end")]
+    second = cli("train", recipe_file, *options)
+    assert second.returncode == 0 and f"resumed at step {stopped} of 40" in second.stdout, second.stderr
+    assert events_of(tmp_path / "run", "snapshot"), "some were written"
     assert_same_run(straight, tmp_path / "run")
+    assert [(line["step"], line["samples"]) for line in metrics_of(straight)] == [(n, 8 * n) for n in range(5, 41, 5)]
 
 
 @pytest.mark.slow  # slow: tests/faults has kills in the default suite
@@ -124,40 +148,39 @@ def test_a_run_of_muon_killed_at_a_random_time_resumes_bitwise(cli, recipe_file,
     process.communicate()
     assert cli("train", recipe_file, *muon).returncode == 0
     assert_same_run(tmp_path / "straight", tmp_path / "run")
-    names = final_state(tmp_path / "run")[0]
-    assert any(name.startswith("optimizer.momentum.") for name in names)
+    assert any(name.startswith("optimizer.momentum.") for name in newest(tmp_path / "run").tensors)
 
 
-def test_a_run_resumes_from_the_required_step_or_fails(cli, recipe_file, tiny, straight):
+def test_a_run_resumes_from_the_required_step_or_fails(cli, recipe_file, quick, straight):
     here = f"run.dir={straight}"
     before = {p: p.stat().st_mtime_ns for p in (straight / "checkpoints").rglob("*")}
-    refused = cli("train", recipe_file, *tiny, here, "training.steps=45", "--require-step", "30")
+    refused = cli("train", recipe_file, *quick, here, "training.steps=45", "--require-step", "30")
     assert refused.returncode == 2 and "the newest checkpoint is not of step 30" in refused.stderr, refused.stderr
     assert {p: p.stat().st_mtime_ns for p in (straight / "checkpoints").rglob("*")} == before
-    done = cli("train", recipe_file, *tiny, here, "training.steps=45", "--require-step", "40")
+    done = cli("train", recipe_file, *quick, here, "training.steps=45", "--require-step", "40")
     assert done.returncode == 0 and "resumed at step 40 of 45" in done.stdout, done.stderr
     (straight / "checkpoints" / "step-00000045" / "COMMITTED").unlink()
-    refused = cli("train", recipe_file, *tiny, here, "training.steps=45", "--require-step", "40", "--nproc", "2")
+    refused = cli("train", recipe_file, *quick, here, "training.steps=45", "--require-step", "40", "--nproc", "2")
     assert refused.returncode == 2 and "step-00000045: COMMITTED is missing" in refused.stderr, refused.stderr
 
 
-def test_only_the_first_attempt_checks_the_required_step(cli, recipe_file, tiny, straight):
+def test_only_the_first_attempt_checks_the_required_step(cli, recipe_file, quick, straight):
     """A fault after the next checkpoint: the second attempt resumes from that newer checkpoint."""
     here = [f"run.dir={straight}", "training.steps=55", "recovery.backoff_seconds=0", "--require-step", "40"]
-    done = cli("train", recipe_file, *tiny, *here, "faults=[{kind: kill, at_step: 53}]", "--allow-faults")
+    done = cli("train", recipe_file, *quick, *here, "faults=[{kind: kill, at_step: 53}]", "--allow-faults")
     assert done.returncode == 0, done.stderr
     assert "resumed at step 40 of 55" in done.stdout and "resumed at step 50 of 55" in done.stdout
 
 
-def test_a_finished_run_has_nothing_to_do(cli, recipe_file, tiny, straight):
+def test_a_finished_run_has_nothing_to_do(cli, recipe_file, quick, straight):
     before = (straight / "metrics.jsonl").read_bytes()
-    again = cli("train", recipe_file, *tiny, f"run.dir={straight}")
+    again = cli("train", recipe_file, *quick, f"run.dir={straight}")
     assert again.returncode == 0 and "finished at step 40" in again.stdout, again.stderr
     assert (straight / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.slow
-def test_coalescing_may_change_on_resume(cli, recipe_file, tiny, straight, tmp_path):
+def test_coalescing_may_change_on_resume(cli, recipe_file, quick, straight, tmp_path):
     """Resumed with the other coalescing, final weights are as close as with another micro-batch size.
 
     Both change only the order of sums. The effect of such rounding differences after 23 steps is measured in the same
@@ -168,8 +191,8 @@ def test_coalescing_may_change_on_resume(cli, recipe_file, tiny, straight, tmp_p
     expected = model_of(straight)
     for name, change in (("rounding", "batch.micro_batch=2"), ("coalescing", "model.coalesce=false")):
         here = f"run.dir={tmp_path / name}"
-        assert cli("train", recipe_file, *tiny, here, "training.stop_after=17").returncode == 0
-        done = cli("train", recipe_file, *tiny, here, change)
+        assert cli("train", recipe_file, *quick, here, "training.stop_after=17").returncode == 0
+        done = cli("train", recipe_file, *quick, here, change)
         assert done.returncode == 0, done.stderr
         pairs = zip(metrics_of(straight), metrics_of(tmp_path / name), strict=True)
         gaps = [abs(a["loss"] - b["loss"]) for a, b in pairs]
@@ -178,32 +201,30 @@ def test_coalescing_may_change_on_resume(cli, recipe_file, tiny, straight, tmp_p
         apart[name] = float((model_of(tmp_path / name) - expected).norm() / expected.norm())
     assert 0 < apart["coalescing"] <= 10 * apart["rounding"] < 1e-4, apart
     assert ends["coalescing"] <= 10 * ends["rounding"] < 1e-3, ends
-    events = [json.loads(line) for line in (tmp_path / "coalescing" / "events.jsonl").read_text().splitlines()]
-    resumed = next(event for event in events if event["event"] == "resume")
+    (resumed,) = events_of(tmp_path / "coalescing", "resume")
     assert {"path": "model.coalesce", "old": True, "new": False} in resumed["changes"]
 
 
 @pytest.mark.parametrize(
     "change", ["model.layers=3", "training.seed=4", "data.sequence_length=16", "batch.global_batch=4"]
 )
-def test_a_change_of_model_or_data_order_is_refused_and_nothing_is_lost(cli, recipe_file, tiny, straight, change):
+def test_a_change_of_model_or_data_order_is_refused_and_nothing_is_lost(cli, recipe_file, quick, straight, change):
     before = {p: p.stat().st_mtime_ns for p in (straight / "checkpoints").rglob("*")}
-    refused = cli("train", recipe_file, *tiny, f"run.dir={straight}", change)
+    refused = cli("train", recipe_file, *quick, f"run.dir={straight}", change)
     field = change.split("=")[0]
     assert refused.returncode == 2 and field in refused.stderr and "Traceback" not in refused.stderr, refused.stderr
     assert {p: p.stat().st_mtime_ns for p in (straight / "checkpoints").rglob("*")} == before
 
 
-def test_other_changes_are_allowed_and_recorded(cli, recipe_file, tiny, straight):
-    done = cli("train", recipe_file, *tiny, f"run.dir={straight}", "training.steps=42", "optimizer.lr=1e-3")
+def test_other_changes_are_allowed_and_recorded(cli, recipe_file, quick, straight):
+    done = cli("train", recipe_file, *quick, f"run.dir={straight}", "training.steps=42", "optimizer.lr=1e-3")
     assert done.returncode == 0 and "finished at step 42" in done.stdout, done.stderr
-    events = [json.loads(line) for line in (straight / "events.jsonl").read_text().splitlines()]
-    changes = {c["path"]: (c["old"], c["new"]) for e in events if e["event"] == "resume" for c in e["changes"]}
+    changes = {c["path"]: (c["old"], c["new"]) for e in events_of(straight, "resume") for c in e["changes"]}
     assert changes["training.steps"] == (40, 42) and changes["optimizer.lr"] == (0.003, 0.001)
 
 
-def test_two_processes_cannot_share_a_run_directory(cli, recipe_file, tiny, tmp_path):
+def test_two_processes_cannot_share_a_run_directory(cli, recipe_file, quick, tmp_path):
     (tmp_path / "run").mkdir()
     with run_lock(tmp_path / "run"):
-        second = cli("train", recipe_file, *tiny)
+        second = cli("train", recipe_file, *quick)
     assert second.returncode == 2 and f"pid {os.getpid()}" in second.stderr

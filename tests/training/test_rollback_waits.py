@@ -11,10 +11,11 @@ from hlat.training import loop, run
 
 
 def test_the_pending_save_ends_before_a_rollback(
-    tiny_recipe: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_recipe: str, corpus: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = yaml.safe_load(tiny_recipe)
-    content["run"]["dir"], content["data"]["path"] = str(tmp_path / "run"), str(corpus)
+    content["run"]["dir"] = str(tmp_path / "run")
+    content["data"] |= {"path": str(corpus), "prepared_dir": str(prepared)}
     content["training"] |= {"steps": 18, "log_every": 1}
     content["checkpoint"] |= {"every_steps": 6}
     content["anomalies"] = {"window": 8, "spike": "rollback"}

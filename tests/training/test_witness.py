@@ -101,7 +101,12 @@ def hf_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=CASES, ids=str)
+def _parameters() -> list[Any]:
+    """Two ranks are compared in the default suite, everything else in the slow one."""
+    return [pytest.param(case, marks=[] if case.name == "DP2, ZeRO 1" else [pytest.mark.slow]) for case in CASES]
+
+
+@pytest.fixture(scope="module", params=_parameters(), ids=str)
 def run(request: pytest.FixtureRequest, hf_folder: Path, corpus: Path) -> Run:
     case: Case = request.param
     folder = hf_folder.with_name(f"case-{CASES.index(case)}")

@@ -85,7 +85,7 @@ def kill_repeatedly(root: Path, kills: int, rng: random.Random) -> None:
 
 
 def test_a_process_killed_at_random_times_loses_nothing(tmp_path: Path) -> None:
-    kill_repeatedly(tmp_path / "checkpoints", 25, random.Random(0))
+    kill_repeatedly(tmp_path / "checkpoints", 8, random.Random(0))
 
 
 @pytest.mark.slow

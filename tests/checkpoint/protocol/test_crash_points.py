@@ -49,7 +49,8 @@ def save_step_3_and_prune(root: Path, disk: Disk, tokenizer: Path) -> None:
     store.prune()
 
 
-SCENARIOS = [save_step_3, save_step_2_again, save_step_3_and_prune]
+# The third begins with the operations of the first, which the slow suite runs alone.
+SCENARIOS = [pytest.param(save_step_3, marks=pytest.mark.slow), save_step_2_again, save_step_3_and_prune]
 Scenario = Callable[[Path, Disk, Path], None]
 
 
@@ -113,7 +114,13 @@ def test_a_crash_before_any_operation_leaves_valid_checkpoints_only(
 
 
 @pytest.mark.parametrize(
-    ("code", "stays"), [(errno.EIO, False), (errno.ENOSPC, True), (errno.EROFS, True), (errno.EDQUOT, True)]
+    ("code", "stays"),
+    [
+        (errno.EIO, False),
+        (errno.ENOSPC, True),
+        pytest.param(errno.EROFS, True, marks=pytest.mark.slow),
+        pytest.param(errno.EDQUOT, True, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_failure_of_any_operation_leaves_valid_checkpoints_only(

@@ -44,10 +44,10 @@ def test_the_marker_is_written_with_its_own_save(tmp_path: Path) -> None:
         assert_is_full_state(reopen(tmp_path).newest(), 1)
 
 
-def test_checkpoints_kept_for_ever_are_in_the_same_folder(cli, recipe_file, tiny, tmp_path: Path) -> None:
+def test_checkpoints_kept_for_ever_are_in_the_same_folder(cli, recipe_file, quick, tmp_path: Path) -> None:
     """Checkpoints kept for ever went to a second folder, as did the pending marker of the first: the run crashed."""
     rules = ["checkpoint.every_steps=2", "checkpoint.keep_last=1", "checkpoint.keep_every_steps=5", "training.steps=21"]
-    done = cli("train", recipe_file, *tiny, *rules)
+    done = cli("train", recipe_file, *quick, *rules)
     assert done.returncode == 0, done.stderr
     kept = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
     assert kept == {"step-00000005", "step-00000010", "step-00000015", "step-00000020", "step-00000021"}
@@ -93,13 +93,13 @@ def test_weights_without_moments_cannot_be_restored_with_an_optimizer(tmp_path: 
         assert torch.equal(tensor, expected_local(kind, parameter, tensor, 2)), "the parameters are unchanged"
 
 
-def test_the_same_command_resumes_the_run(cli, recipe_file, tiny, tmp_path: Path) -> None:
+def test_the_same_command_resumes_the_run(cli, recipe_file, quick, tmp_path: Path) -> None:
     """Resuming looked for a file named ``newest``, which was never written: every start began from step 0."""
     for stop, line in ((4, "stopped at step 4 of 12"), (4, "resumed at step 4"), (4, "resumed at step 8")):
         done = cli(
             "train",
             recipe_file,
-            *tiny,
+            *quick,
             "training.steps=12",
             f"training.stop_after={stop}",
             "checkpoint.every_steps=null",

@@ -29,12 +29,12 @@ FORMS = {"prepared": [], "online": ["data.mode=online", "data.streams=8"]}
 class Runs:
     """Runs of one recipe on the same data, each in its folder."""
 
-    def __init__(self, folder: Path, overrides: list[str], cli: Callable[..., "object"]) -> None:
-        self._folder, self._overrides, self._cli = folder, overrides, cli
+    def __init__(self, folder: Path, overrides: list[str], cli: Callable[..., "object"], data: Path) -> None:
+        self._folder, self._overrides, self._cli, self._data = folder, overrides, cli, data
 
     def train(self, name: str, *more: str) -> Path:
         """Train a run, or go on with it; return its folder."""
-        here = [f"run.dir={self._folder / name}", f"data.prepared_dir={self._folder / 'data'}"]
+        here = [f"run.dir={self._folder / name}", f"data.prepared_dir={self._data}"]
         done = self._cli("train", self._folder / "recipe.yaml", *here, *RUN, *self._overrides, *more)
         assert done.returncode == 0, done.stderr
         self.printed = done.stdout
@@ -42,10 +42,11 @@ class Runs:
 
 
 @pytest.fixture(scope="module", params=FORMS)
-def runs(request, tmp_path_factory, tiny_recipe, corpus, cli) -> Runs:
+def runs(request, tmp_path_factory, tiny_recipe, corpus, prepared, cli) -> Runs:
     folder = tmp_path_factory.mktemp("ramped")
     (folder / "recipe.yaml").write_text(tiny_recipe)
-    return Runs(folder, [f"data.path={corpus}", *FORMS[request.param]], cli)
+    data = prepared if request.param == "prepared" else folder / "data"
+    return Runs(folder, [f"data.path={corpus}", *FORMS[request.param]], cli, data)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +72,7 @@ def test_positions_are_sums_over_the_stages(straight):
     assert len({crc for *_, crc in found}) == STEPS, "all batches differ"
 
 
+@pytest.mark.slow  # test_resume kills a run with a ramp, and all else, at these places
 def test_killed_within_a_stage_and_at_its_end_a_run_resumes_bitwise(runs, straight):
     """After step 2 (of 3 in the first stage) and before step 6, the first one with the final batch."""
     kills = "faults=[{kind: kill, at_step: 3, phase: backward}, {kind: kill, at_step: 6, phase: data}]"

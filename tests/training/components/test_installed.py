@@ -110,10 +110,10 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 @pytest.fixture
-def content(tiny_recipe: str, corpus: Path, tmp_path: Path) -> dict[str, Any]:
+def content(tiny_recipe: str, corpus: Path, prepared: Path, tmp_path: Path) -> dict[str, Any]:
     content = yaml.safe_load(tiny_recipe)
     content["run"] = {"name": "tiny", "dir": str(tmp_path / "run")}
-    content["data"] |= {"path": str(corpus), "prepared_dir": str(tmp_path / "data")}
+    content["data"] |= {"path": str(corpus), "prepared_dir": str(prepared)}
     content["training"] = {"steps": 6, "log_every": 1, "seed": 3}
     content["checkpoint"] = {"every_steps": 1, "keep_last": 9, "background": False}
     content["tracking"] = {"tensorboard": False, "console": "plain"}

@@ -18,11 +18,11 @@ def full(*arguments):
 
 
 def test_memory_that_runs_out_ends_the_run_for_good_in_the_first_step(
-    tiny_recipe: str, corpus: Path, tmp_path: Path, monkeypatch
+    tiny_recipe: str, corpus: Path, prepared: Path, tmp_path: Path, monkeypatch
 ):
     content = yaml.safe_load(tiny_recipe)
     content["run"] |= {"dir": str(tmp_path / "run")}
-    content["data"]["path"] = str(corpus)
+    content["data"] |= {"path": str(corpus), "prepared_dir": str(prepared)}
     content["schedule"]["warmup_steps"] = 1
     content["training"]["steps"] = 2
     recipe = parse_recipe(content)

@@ -7,8 +7,8 @@ import pytest
 from hlat.training.process import OperatorTime, kind_of, table
 
 
-def test_a_profiled_run_writes_a_trace_and_a_table(cli, recipe_file, tiny, tmp_path):
-    done = cli("train", recipe_file, *tiny, "training.steps=8", "schedule.warmup_steps=2", "--profile")
+def test_a_profiled_run_writes_a_trace_and_a_table(cli, recipe_file, quick, tmp_path):
+    done = cli("train", recipe_file, *quick, "training.steps=8", "schedule.warmup_steps=2", "--profile")
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "run" / "profile"
     events = json.loads((folder / "rank-0.json").read_text())["traceEvents"]

@@ -1,4 +1,4 @@
-"""Invisible resume over all tiers: from a snapshot, or from an object store, a run equals the uninterrupted one."""
+"""Invisible resume over all tiers: from a snapshot, or from an object store, a run equals the finished one."""
 
 import json
 import os
@@ -14,19 +14,9 @@ import pytest
 from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
 from tests.support.object_store import ObjectStore
-from tests.training.test_resume import assert_same_run
+from tests.support.same_runs import assert_same_run
 
 OFTEN = 1e-9  # seconds: a snapshot after every step
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(cli, tiny_recipe, corpus, tmp_path_factory):
-    """An uninterrupted run; tests must not change its folder."""
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    (folder / "recipe.yaml").write_text(tiny_recipe)
-    done = cli("train", folder / "recipe.yaml", f"data.path={corpus}", f"run.dir={folder / 'run'}")
-    assert done.returncode == 0, done.stderr
-    return folder / "run"
 
 
 def events(run_dir: Path, *kinds: str) -> list[dict[str, object]]:
@@ -58,72 +48,64 @@ KILL = ["faults=[{kind: kill, at_step: 18}]", "--allow-faults"]
 ALONE = "--no-supervisor"
 
 
-def test_a_killed_run_resumes_from_a_snapshot(cli, recipe_file, tiny, uninterrupted, tmp_path):
-    """The supervisor restarts it, within a single command."""
-    done = cli("train", recipe_file, *tiny, *local(tmp_path), *KILL)
-    assert done.returncode == 0 and "resumed at step 17" in done.stdout, done.stderr
-    assert [event["step"] for event in events(tmp_path / "run", "promoted")] == [17]
-    assert_same_run(uninterrupted, tmp_path / "run")
-    assert not list(tmp_path.glob("memory/*/step-*")), "the last state is in a checkpoint"
-
-
-def test_snapshots_are_written_by_the_saver_process(cli, recipe_file, tiny, uninterrupted, tmp_path):
+@pytest.mark.slow  # a run with everything on is killed and goes on from a snapshot in tests/training/test_resume.py
+def test_snapshots_are_written_by_the_saver_process(cli, recipe_file, quick, finished, tmp_path):
     """A snapshot that comes due while the last one is being written waits for a later step."""
     where = local(tmp_path)[0]
     slow = "faults=[{kind: kill, at_step: 30}, {kind: slow, at_step: 1, seconds: 0.2, steps: 30}]"
-    killed = cli("train", recipe_file, *tiny, where, "checkpoint.every_steps=null", slow, "--allow-faults", ALONE)
+    killed = cli("train", recipe_file, *quick, where, "checkpoint.every_steps=null", slow, "--allow-faults", ALONE)
     assert killed.returncode == -9
     written = [event["step"] for event in events(tmp_path / "run", "snapshot")]
     assert len(written) > 2 and written == sorted(written)
-    again = cli("train", recipe_file, *tiny, where)
+    again = cli("train", recipe_file, *quick, where)
     assert again.returncode == 0, again.stderr
     [promoted] = [event["step"] for event in events(tmp_path / "run", "promoted")]
     assert promoted >= written[-1] and f"resumed at step {promoted}" in again.stdout
-    assert_same_run(uninterrupted, tmp_path / "run")
+    assert_same_run(finished, tmp_path / "run")
 
 
-def test_a_damaged_snapshot_is_reported_and_not_used(cli, recipe_file, tiny, uninterrupted, tmp_path):
-    cli("train", recipe_file, *tiny, *local(tmp_path), *KILL, ALONE)
+def test_a_damaged_snapshot_is_reported_and_not_used(cli, recipe_file, quick, finished, tmp_path):
+    cli("train", recipe_file, *quick, *local(tmp_path), *KILL, ALONE)
     [file] = tmp_path.glob("memory/*/step-00000017.*/rank-00000/model__0_0.distcp")
     file.write_bytes(file.read_bytes()[:-1])
-    again = cli("train", recipe_file, *tiny, *local(tmp_path))
+    again = cli("train", recipe_file, *quick, *local(tmp_path))
     assert again.returncode == 0 and "resumed at step 16" in again.stdout, again.stderr
     [event] = events(tmp_path / "run", "checkpoint_damaged")
     assert "step-00000017" in str(event["path"]) and "model__0_0.distcp has" in str(event["problems"])
-    assert_same_run(uninterrupted, tmp_path / "run")
+    assert_same_run(finished, tmp_path / "run")
 
 
-def test_a_snapshot_that_fails_is_an_event(cli, recipe_file, tiny, uninterrupted, tmp_path):
+def test_a_snapshot_that_fails_is_an_event(cli, recipe_file, quick, finished, tmp_path):
     (tmp_path / "memory").write_text("a file where the folder should be")
-    refused = cli("train", recipe_file, *tiny, *local(tmp_path))
+    refused = cli("train", recipe_file, *quick, *local(tmp_path))
     assert refused.returncode == 3 and "cannot store snapshots" in refused.stderr
     (tmp_path / "memory").unlink()
     fault = "faults=[{kind: enospc, at_step: 12, steps: 2}]"
-    done = cli("train", recipe_file, *tiny, *local(tmp_path), fault, "--allow-faults")
+    done = cli("train", recipe_file, *quick, *local(tmp_path), fault, "--allow-faults")
     assert done.returncode == 0, done.stderr
     failed = events(tmp_path / "run", "snapshot_failed")
     assert [event["step"] for event in failed] == [12, 13] and "No space left" in str(failed[0]["message"])
     assert done.stdout.count("snapshot of step") == 1, "one message, not one per minute"
-    assert_same_run(uninterrupted, tmp_path / "run")
+    assert_same_run(finished, tmp_path / "run")
 
 
 def test_a_run_resumes_in_an_empty_folder_from_the_object_store(
     cli,
     recipe_file,
-    tiny,
-    uninterrupted,
+    quick,
+    finished,
     tmp_path,
     s3,
 ):
     remote = ["checkpoint.remote=s3://corpus/run", "checkpoint.keep_last=2"]
-    first = cli("train", recipe_file, *tiny, *remote, "training.stop_after=25")
+    first = cli("train", recipe_file, *quick, *remote, "training.stop_after=25")
     assert first.returncode == 0, first.stderr
     assert [event["step"] for event in events(tmp_path / "run", "remote")] == [10, 20, 25]
     shutil.rmtree(tmp_path / "run")
-    second = cli("train", recipe_file, *tiny, *remote)
+    second = cli("train", recipe_file, *quick, *remote)
     assert second.returncode == 0 and "resumed at step 25" in second.stdout, second.stderr
     assert [event["step"] for event in events(tmp_path / "run", "fetched")] == [25]
-    straight = Path(shutil.copytree(uninterrupted, tmp_path / "straight"))
+    straight = Path(shutil.copytree(finished, tmp_path / "straight"))
     lines = (straight / "metrics.jsonl").read_text().splitlines(keepends=True)
     # of steps 30, 35, 40, and of 25, whose metrics are in the checkpoint; the other lines were lost
     (straight / "metrics.jsonl").write_text("".join(lines[-4:]))
@@ -132,9 +114,9 @@ def test_a_run_resumes_in_an_empty_folder_from_the_object_store(
     assert kept == {"step-00000030", "step-00000040"}
 
 
-def test_the_checkpoint_commands_read_the_object_store(cli, recipe_file, tiny, tmp_path, s3):
+def test_the_checkpoint_commands_read_the_object_store(cli, recipe_file, quick, tmp_path, s3):
     url = "s3://corpus/looked-at"
-    done = cli("train", recipe_file, *tiny, f"checkpoint.remote={url}", "checkpoint.keep_last=4")
+    done = cli("train", recipe_file, *quick, f"checkpoint.remote={url}", "checkpoint.keep_last=4")
     assert done.returncode == 0, done.stderr
     below = s3.folder / "objects" / "corpus" / "looked-at"
     whole = cli("checkpoint", "verify", url)
@@ -174,20 +156,20 @@ def _shown(cli, run: Path) -> list[str]:
     return cli("checkpoint", "show", run).stdout.splitlines()[1:]
 
 
-def test_an_unavailable_object_store_does_not_stop_the_run(cli, recipe_file, tiny, uninterrupted, tmp_path, s3):
+def test_an_unavailable_object_store_does_not_stop_the_run(cli, recipe_file, quick, finished, tmp_path, s3):
     remote = ["checkpoint.remote=s3://corpus/away", "checkpoint.retries=0"]
-    first = cli("train", recipe_file, *tiny, *remote, "training.stop_after=5")
+    first = cli("train", recipe_file, *quick, *remote, "training.stop_after=5")
     assert first.returncode == 0, first.stderr
     s3.misbehave(*({"method": m, "path": "/corpus", "status": 503, "code": "SlowDown"} for m in ("GET", "PUT", "HEAD")))
-    done = cli("train", recipe_file, *tiny, *remote)
+    done = cli("train", recipe_file, *quick, *remote)
     assert done.returncode == 0 and "no copy of the checkpoint" in done.stdout, done.stderr
     assert [event["step"] for event in events(tmp_path / "run", "checkpoint")] == [5, 10, 20, 30, 40]
     assert len(events(tmp_path / "run", "remote_failed")) >= 4
-    assert_same_run(uninterrupted, tmp_path / "run")
+    assert_same_run(finished, tmp_path / "run")
     text = (tmp_path / "run" / "events.jsonl").read_text() + done.stdout + done.stderr
     assert s3.environment["AWS_SECRET_ACCESS_KEY"] not in text
     s3.misbehave()
-    again = cli("train", recipe_file, *tiny, *remote)
+    again = cli("train", recipe_file, *quick, *remote)
     assert again.returncode == 0, again.stderr
 
 
@@ -208,12 +190,12 @@ def on_two_machines(cli, *arguments: str) -> list[subprocess.CompletedProcess[st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
-def test_the_run_is_the_same_after_the_loss_of_a_machine(cli, recipe_file, tiny, tmp_path, lost):
+def test_the_run_is_the_same_after_the_loss_of_a_machine(cli, recipe_file, quick, tmp_path, lost):
     """Both processes are killed, and the snapshots on one machine are deleted."""
-    straight = [*tiny, f"run.dir={tmp_path / 'straight'}"]
+    straight = [*quick, f"run.dir={tmp_path / 'straight'}"]
     assert [done.returncode for done in on_two_machines(cli, str(recipe_file), *straight)] == [0, 0]
     where = f"checkpoint.local={{dir: '{tmp_path}/machine{{node}}', every_seconds: {OFTEN}}}"
-    options = [str(recipe_file), *tiny, where, "checkpoint.background=false"]
+    options = [str(recipe_file), *quick, where, "checkpoint.background=false"]
     ends = on_two_machines(cli, *options, *KILL)
     assert all(end.returncode != 0 for end in ends)
     assert len(list(tmp_path.glob("machine*/*/peer/step-00000017.*/rank-*"))) == 2

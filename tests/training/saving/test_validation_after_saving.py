@@ -32,9 +32,10 @@ def faults(*each):
     return [f"faults={json.dumps(each)}", "--allow-faults"]
 
 
+@pytest.mark.slow  # test_resume kills a run in validation in the default suite
 @pytest.mark.parametrize(
     ("processes", "background"),
-    [("1", "true"), ("1", "false"), pytest.param("2", "true", marks=pytest.mark.slow)],
+    [("1", "true"), ("1", "false"), ("2", "true")],
     ids=["beside", "not beside", "two ranks"],
 )
 def test_a_run_killed_in_validation_resumes_at_the_validated_step(
@@ -67,11 +68,11 @@ def test_the_missing_line_of_a_step_without_validation_is_written_too(cli, recip
     assert_same_run(tmp_path / "run", quiet("1"))
 
 
-def test_a_checkpoint_has_the_metrics_of_its_line_except_the_times(cli, recipe_file, tiny, tmp_path):
+def test_a_checkpoint_has_the_metrics_of_its_line_except_the_times(cli, recipe_file, quick, tmp_path):
     """Only for logged steps; NaN and the infinities too, which JSON does not have."""
     nan = faults({"kind": "nan", "at_step": 10})
     every = ["checkpoint.every_steps=3", "training.steps=12", "training.log_every=5", "anomalies.non_finite=skip"]
-    done = cli("train", recipe_file, *tiny, *RUN, *every, "evaluation.every_steps=6", *nan, "training.stop_after=10")
+    done = cli("train", recipe_file, *quick, *RUN, *every, "evaluation.every_steps=6", *nan, "training.stop_after=10")
     assert done.returncode == 0, done.stderr
     saved = {
         step: open_checkpoint(tmp_path / "run" / "checkpoints" / f"step-{step:08d}").meta["metrics"]
@@ -84,10 +85,10 @@ def test_a_checkpoint_has_the_metrics_of_its_line_except_the_times(cli, recipe_f
     assert saved[10]["grad_norm"] == "NaN"
 
 
-def test_non_finite_weights_are_not_saved_but_their_step_is_logged(cli, recipe_file, tiny, tmp_path):
+def test_non_finite_weights_are_not_saved_but_their_step_is_logged(cli, recipe_file, quick, tmp_path):
     """The line has no validation, which would be useless."""
     both = ["checkpoint.every_steps=5", "evaluation.every_steps=5", "optimizer.lr=1e38", "schedule.warmup_steps=1"]
-    done = cli("train", recipe_file, *tiny, *RUN, *both)
+    done = cli("train", recipe_file, *quick, *RUN, *both)
     assert done.returncode == 4 and "training has diverged" in done.stderr
     [line] = metrics_of(tmp_path / "run")
     assert line["step"] == 5 and line["param_norm"] == "NaN" and "val_loss" not in line
