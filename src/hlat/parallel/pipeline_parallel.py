@@ -25,7 +25,7 @@ forward half ends. Until then every message stays in memory. Here ranks wait ear
 
 With gloo a wait blocks the process; with NCCL it blocks the stream, on which kernels, sends and receives keep the order
 of the process. 1F1B combines sends and receives in operations of its own, which stay as they are. A test lets ranks
-wait at every message (tests/parallel/pipeline/test_waiting.py).
+wait at every message (tests/parallel/test_pipeline_waiting.py).
 """
 
 from collections import deque

@@ -18,7 +18,7 @@ from hlat.checkpoint.tiers import Tiers
 from hlat.config.sections.operation import CheckpointConfig
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.errors import CheckpointError, StorageError
-from tests.checkpoint.background.test_killed import child
+from tests.checkpoint.test_killed import child
 from tests.support.checkpoint.machines import chunks_of, meta_of
 from tests.support.checkpoint.remote_runs import Run, no_pause, objects_of
 from tests.support.checkpoint.saved_states import assert_equal, assert_is_step, save, state

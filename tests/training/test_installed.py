@@ -185,7 +185,7 @@ def test_all_problems_are_named_at_once_here_and_by_the_supervisor(
 
 
 def test_the_example_of_the_documentation_works(tmp_path: Path, content: dict[str, Any], monkeypatch) -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "extend.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
     (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (entry,) = re.findall(r'largest-weight = "my_package:(\w+)"', page)
     package(tmp_path / "site", "my-package", source, {"largest-weight": f"my_package:{entry}"})

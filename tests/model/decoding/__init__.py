@@ -1,1 +1,0 @@
-"""Tests of ``hlat.model.decoding``."""
