@@ -20,6 +20,13 @@ def test_a_shipped_recipe_is_valid_by_name_and_by_path(name):
     assert load_recipe(name, corpus) == load_recipe(FOLDER / f"{name}.yaml", corpus)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_command_accepts_a_shipped_recipe(name, cli):
+    lacks_text = name in ("quickstart", "books", "tiny-shakespeare")
+    done = cli("check", "--no-files", FOLDER / f"{name}.yaml", *(["data.path=corpus.txt"] if lacks_text else []))
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_folder_with_the_name_of_a_shipped_recipe_does_not_hide_it(tmp_path, monkeypatch):
     """`hlat quickstart` writes to the folder quickstart; the same command again has to work."""
     (tmp_path / "quickstart").mkdir()
