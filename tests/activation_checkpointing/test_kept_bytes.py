@@ -38,7 +38,7 @@ def test_attention_within_documents_saves_the_counted_bytes(kind: str, mode: str
         assert kept(model_of(config, mode, [recomputed] * 2), document_positions()) == wanted
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     st.sampled_from(sorted(KINDS)), st.sampled_from(MODES_TESTED), st.frozensets(st.sampled_from(sorted(RECOMPUTABLE)))
 )

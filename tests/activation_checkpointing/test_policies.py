@@ -40,7 +40,7 @@ def test_every_policy_gives_the_same_bits(kind: str, mode: str, positions: torch
         assert same(trained(model_of(config, mode, [recomputed] * 2), positions), plain)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.sampled_from(sorted(KINDS)), st.sampled_from(MODES_TESTED), CHOICES, CHOICES)
 def test_any_choice_of_steps_gives_the_same_bits(
     kind: str, mode: str, first: frozenset[str], second: frozenset[str]

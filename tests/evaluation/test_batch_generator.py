@@ -1,5 +1,7 @@
 """Texts generated together equal those generated one by one, whatever their prefixes, lengths and ends."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -39,8 +41,16 @@ def contexts() -> list[tuple[int, ...]]:
     return [prefix + draw(count) for count in (2, 5, 1)] + [draw(count) for count in (1, 11, 30)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("limits", [GenerationLimits(), GenerationLimits(rows=2)])
+def _cases() -> list[Any]:
+    """Every family in batches of two rows, and in the default suite a few whose texts are all in one batch."""
+    together = ("llama31-gqa", "mistral-window", "olmo2-mha")
+    return [pytest.param(family, GenerationLimits(rows=2), id=f"{family}, two rows") for family in FAMILIES] + [
+        pytest.param(family, GenerationLimits(), marks=[] if family in together else [pytest.mark.slow], id=family)
+        for family in FAMILIES
+    ]
+
+
+@pytest.mark.parametrize(("family", "limits"), _cases())
 def test_texts_generated_together_equal_those_generated_alone(family: str, limits: GenerationLimits) -> None:
     model = our_model(config_of(family), torch.float64)
     texts = run(model, [GenerationRequest(context, 20) for context in contexts()], limits)

@@ -1,5 +1,7 @@
 """Fast decoding: the texts of transformers, alone and together, and the model as before afterwards."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -29,9 +31,17 @@ def text_of_transformers(theirs: torch.nn.Module, prompt: list[int]) -> list[int
     return found
 
 
+def _cases() -> list[Any]:
+    """Every family as it is trained by default, and one of each kind of block with separate matrices."""
+    separate = ("llama31-gqa", "olmo2-mha", "qwen3-norm-bias-tied")
+    return [pytest.param(family, True, id=family) for family in FAMILIES] + [
+        pytest.param(family, False, marks=[] if family in separate else [pytest.mark.slow], id=f"{family}, separate")
+        for family in FAMILIES
+    ]
+
+
 @has_step
-@pytest.mark.parametrize("coalesce", [True, False])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "coalesce"), _cases())
 def test_texts_of_any_length_are_those_of_transformers(family: str, coalesce: bool) -> None:
     """Alone on a model as it was built, and together, padded, on one that is prepared for good."""
     model = our_model(config_of(family, coalesce=coalesce))

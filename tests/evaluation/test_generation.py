@@ -149,7 +149,7 @@ def test_generation_ends_at_the_maximum_sequence_length(model, use_cache):
 
 def test_sampled_tokens_follow_the_softmax():
     shares = torch.tensor([0.5, 0.2, 0.2, 0.1], dtype=torch.float64)
-    draws = 4000
+    draws = 1000
     counts = Counter(choose_token(shares.log(), Sampling(temperature=1.0, seed=1), index) for index in range(draws))
     for token, share in enumerate(shares.tolist()):
         sigma = (draws * share * (1 - share)) ** 0.5
