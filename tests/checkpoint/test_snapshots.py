@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
@@ -229,7 +228,7 @@ def make_cluster(tmp_path: Path) -> Callable[[str], Cluster]:
     return make
 
 
-@pytest.mark.parametrize("forgets", get_args(Forgets))
+@pytest.mark.parametrize("forgets", ["everything", "all but removals", pytest.param("nothing", marks=pytest.mark.slow)])
 def test_a_crash_before_any_operation_leaves_a_valid_snapshot(
     make_cluster: Callable[[str], Cluster], forgets: Forgets
 ) -> None:
@@ -250,7 +249,9 @@ def test_a_crash_before_any_operation_leaves_a_valid_snapshot(
     assert sorted(found) == found and set(found) == {3, 5}
 
 
-@pytest.mark.parametrize(("code", "stays"), [(errno.EIO, False), (errno.ENOSPC, True)])
+@pytest.mark.parametrize(
+    ("code", "stays"), [(errno.EIO, False), pytest.param(errno.ENOSPC, True, marks=pytest.mark.slow)]
+)
 def test_a_failure_of_any_operation_leaves_a_valid_snapshot(
     make_cluster: Callable[[str], Cluster], code: int, stays: bool
 ) -> None:
