@@ -33,7 +33,9 @@ from tests.support.checkpoint.saving_ranks import (
     wait_until,
 )
 
-WORLDS = [1, 2]
+# Two ranks do all that one does, and agree on it; the two longest tests have one in the default suite.
+WORLDS = [pytest.param(1, marks=pytest.mark.slow), 2]
+ALONE = [1, pytest.param(2, marks=pytest.mark.slow)]
 HANG_SECONDS = 60.0  # no busy machine lets a saver wait for so long; clocks are set ahead
 
 
@@ -52,7 +54,7 @@ def train_during_a_save(rank: Rank, pipe: Connection) -> None:
         assert later > 100 * step + 1, "several steps were trained during the save"
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", ALONE)
 def test_the_checkpoint_has_the_submitted_state_although_training_continues(tmp_path: Path, world: int) -> None:
     with run_ranks(world, train_during_a_save, tmp_path, SlowDisk) as (members, _):
         assert_succeeded(members)
@@ -79,7 +81,7 @@ def count_buffers(pid: int) -> int:
     return sum("memfd:hlat" in region.path for region in psutil.Process(pid).memory_maps(grouped=False))
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", ALONE)
 def test_a_slow_disk_delays_saves_and_there_is_only_one_buffer(tmp_path: Path, world: int) -> None:
     with run_ranks(world, save_without_pause, tmp_path, SlowDisk) as (members, _):
         assert_succeeded(members)

@@ -75,7 +75,9 @@ def test_a_save_by_all_ranks_makes_a_checkpoint(tmp_path: Path) -> None:
     assert written[2] == {"model__2_0.distcp"}, "replicated tensors are written by rank 0"
 
 
-@pytest.mark.parametrize(("code", "stays"), [(errno.EIO, False), (errno.ENOSPC, True)])
+@pytest.mark.parametrize(
+    ("code", "stays"), [pytest.param(errno.EIO, False, marks=pytest.mark.slow), (errno.ENOSPC, True)]
+)
 @pytest.mark.parametrize("failing", range(WORLD))
 def test_a_failure_of_any_operation_on_any_rank_fails_the_save_on_all(
     tmp_path: Path, failing: int, code: int, stays: bool
