@@ -28,12 +28,12 @@ NEAR: dict[str, str] = {
     "data/samples/test_training_data",
     "data/samples/packing.py": "data/samples/test_packing data/samples/test_training_data data/samples/test_weights",
     "data/": "data/samples/test_training_data data/samples/test_packing data/samples/test_weights",
-    "parallel/layout.py": "parallel/mesh/test_mesh_layout distributed/layouts/test_same_model "
+    "parallel/layout.py": "parallel/test_layout distributed/layouts/test_same_model "
     "distributed/layouts/test_communication training/test_witness",
-    "parallel/stages/stage_layers.py": "parallel/mesh/test_mesh_layout distributed/memory/test_memory "
+    "parallel/stages/stage_layers.py": "parallel/test_layout distributed/memory/test_memory "
     "training/test_witness distributed/layouts/test_same_model",
     "parallel/device_support.py": "parallel/test_compile training/test_witness distributed/layouts/test_same_model",
-    "parallel/stages/rank_memory.py": "parallel/mesh/test_mesh_layout distributed/memory/test_memory "
+    "parallel/stages/rank_memory.py": "parallel/test_layout distributed/memory/test_memory "
     "activation_checkpointing/test_budget training/test_witness distributed/layouts/test_same_model",
     "parallel/data_parallel.py": "training/test_witness distributed/layouts/test_norms "
     "distributed/layouts/test_same_model parallel/test_norms distributed/layouts/test_gradients "
@@ -42,23 +42,23 @@ NEAR: dict[str, str] = {
     "distributed/layouts/test_same_model",
     "parallel/context_parallel.py": "distributed/layouts/test_same_model distributed/layouts/test_isolation",
     "parallel/": "training/test_witness distributed/layouts/test_same_model",
-    "training/step.py": "training/test_step training/test_witness training/test_anomalous_runs",
-    "training/step_metrics.py": "training/test_witness cli/test_story training/test_anomalous_runs "
+    "training/step.py": "training/test_step training/test_witness training/runs/test_anomalous_runs",
+    "training/step_metrics.py": "training/test_witness cli/test_story training/runs/test_anomalous_runs "
     "training/test_resume",
     "training/evaluation": "training/test_step training/test_witness",
-    "training/batches.py": "training/batches/test_prefetch training/test_witness training/test_online_runs",
+    "training/batches.py": "training/test_prefetch training/test_witness training/runs/test_online_runs",
     "training/saving/checkpointing.py": "training/saving/test_checkpointing training/test_resume "
-    "training/saving/test_tiers training/test_anomalous_runs",
+    "training/saving/test_tiers training/runs/test_anomalous_runs",
     "training/interruptions.py": "training/saving/test_checkpointing training/saving/test_tiers "
-    "training/process/test_deadline training/process/test_signals training/test_resume launch/test_stopping "
-    "training/test_witness training/test_anomalous_runs",
-    "training/start.py": "training/process/test_lock training/test_witness training/test_resume "
-    "training/test_anomalous_runs",
-    "training/process.py": "training/process/test_gc_control training/process/test_profile "
-    "resilience/test_fault_injection training/test_anomalous_runs training/test_witness training/test_resume",
+    "training/test_interruptions training/test_resume launch/test_stopping "
+    "training/test_witness training/runs/test_anomalous_runs",
+    "training/start.py": "training/test_start training/test_witness training/test_resume "
+    "training/runs/test_anomalous_runs",
+    "training/process.py": "training/test_process "
+    "resilience/test_fault_injection training/runs/test_anomalous_runs training/test_witness training/test_resume",
     "training/saving/corruption_check.py": "distributed/state/test_replica_check",
-    "training/faulty_disk.py": "training/saving/test_checkpointing training/test_faulty_text",
-    "training/": "training/test_witness training/test_resume training/test_anomalous_runs",
+    "training/faulty_disk.py": "training/saving/test_checkpointing training/runs/test_faulty_text",
+    "training/": "training/test_witness training/test_resume training/runs/test_anomalous_runs",
     "checkpoint/format/tensor_files.py": "checkpoint/protocol/test_store checkpoint/test_state "
     "checkpoint/test_resharding checkpoint/protocol/test_crash_points",
     "checkpoint/state.py": "checkpoint/test_state optim/test_restart checkpoint/test_resharding",
@@ -118,7 +118,7 @@ WIDE: dict[str, str] = {
     "launch": "launch api/test_train documentation/test_events",
     "data": "data/samples/test_permutation data/samples/test_mixture data/samples/test_training_data "
     "data/samples/test_packing data/samples/test_weights data/sources/test_file_list data/online/test_online "
-    "data/tokenizers/test_safe_cuts training/test_mixed_runs training/batches/test_prefetch cli/test_data_verbs "
+    "data/tokenizers/test_safe_cuts training/runs/test_mixed_runs training/test_prefetch cli/test_data_verbs "
     "training/test_witness",
 }
 

@@ -1,5 +1,6 @@
 """Checkpoints in a real S3-protocol server: complete and verified, or absent, whatever fails on either side."""
 
+import hashlib
 import os
 import signal
 import threading
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from hlat.checkpoint import object_store as objects
+from hlat.checkpoint.format.filesystem import FileRecord
 from hlat.checkpoint.inventory import verify_remote
 from hlat.checkpoint.object_store import ObjectStoreClient
 from hlat.checkpoint.protocol.store import CheckpointStore
@@ -298,3 +301,61 @@ def test_a_damaged_local_checkpoint_is_not_uploaded(run: Run) -> None:
     with pytest.raises(CheckpointError, match=r"model__0_0\.distcp: does not match its checksum"):
         run.remote().upload(folder)
     assert run.fetch_on_new_machine() is None
+
+
+class _Upload:
+    """Object being written, like fsspec's: ``close`` completes it, ``discard`` removes its parts."""
+
+    def __init__(self) -> None:
+        self.closed, self.ends = False, list[str]()
+
+    def write(self, piece: bytes) -> None:
+        assert not self.ends
+
+    def close(self) -> None:
+        self.ends.append("completed")
+        self.closed = True
+
+    def discard(self) -> None:
+        self.ends.append("discarded")
+
+
+class _Store:
+    """Store that records its uploads and no objects."""
+
+    def __init__(self) -> None:
+        self.uploads: list[_Upload] = []
+
+    def open(self, path: str, mode: str, block_size: int) -> _Upload:
+        self.uploads.append(_Upload())
+        return self.uploads[-1]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_an_upload_is_completed_only_if_the_file_matches_its_checksum(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damaged: bool
+) -> None:
+    store, file, content = _Store(), tmp_path / "a.distcp", b"weights" * 1000
+    monkeypatch.setattr(objects, "open_filesystem", lambda url, wrong: (store, "bucket/run"))
+    file.write_bytes(content[:-1] + b"!" if damaged else content)
+    record = FileRecord(len(content), hashlib.sha256(content).hexdigest())
+    reached = ObjectStoreClient("s3://bucket/run", 0)
+    if damaged:
+        with pytest.raises(CheckpointError, match=r"a\.distcp: does not match its checksum"):
+            reached.upload(file, "a.distcp", record)
+    else:
+        reached.upload(file, "a.distcp", record)
+    [upload] = store.uploads
+    assert upload.ends == ["discarded" if damaged else "completed"]
+    assert upload.closed, "otherwise the garbage collector would complete it"
+
+
+def test_an_id_is_drawn_once_and_a_damaged_one_is_an_error_that_names_the_file(tmp_path):
+    run_id = RunId(tmp_path, "name")
+    assert run_id.stored() is None
+    drawn = run_id.ensure()
+    assert RunId(tmp_path, "name").ensure() == drawn and len(bytes.fromhex(drawn)) == 16
+    (tmp_path / ".run-id").write_bytes(b"ab\x00\xc5\xff")
+    with pytest.raises(CheckpointError, match=r"\.run-id: is damaged"):
+        RunId(tmp_path, "name").ensure()
+    assert (tmp_path / ".run-id").read_bytes() == b"ab\x00\xc5\xff", "nothing is lost"

@@ -1,16 +1,22 @@
-"""Lock of the run directory: a process that is about to end is waited for, a running one is not."""
+"""Lock of the run directory: a process that is about to end is waited for, with a message, a running one is not."""
 
+import io
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
+from hlat.config.load import parse_recipe
 from hlat.runtime.errors import LaunchError, StorageError
 from hlat.runtime.process import LAUNCHER_ENV
 from hlat.runtime.storage.run_folder import ATTEMPT_ENV, RunFolder
+from hlat.training import loop
 from hlat.training import start as lock
 from hlat.training.start import run_lock
 
@@ -113,3 +119,26 @@ def test_a_holder_on_another_host_is_waited_for_because_a_file_server_releases_i
         with pytest.raises(LaunchError, match="on elsewhere"):
             run_lock(tmp_path).__enter__()
         assert time.monotonic() - begin >= 0.5
+
+
+@pytest.mark.parametrize("stream", [None, io.StringIO()], ids=["standard output", "a stream"])
+def test_the_message_goes_to_the_console(
+    tiny_recipe: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    stream: io.StringIO | None,
+) -> None:
+    @contextmanager
+    def waits(run_dir: Path, say: Callable[[str], None]) -> Iterator[int]:
+        say(f"{run_dir}: waiting")
+        yield 3
+
+    monkeypatch.setattr(loop, "run_lock", waits)
+    content = yaml.safe_load(tiny_recipe)
+    content["run"]["dir"] = content["data"]["path"] = str(tmp_path)
+    recipe = parse_recipe(content)
+    with ExitStack() as stack:
+        assert loop._take_lock(stack, recipe, stream) == 3
+    printed = capsys.readouterr().out if stream is None else stream.getvalue()
+    assert printed == f"{tmp_path}: waiting\n"

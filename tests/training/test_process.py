@@ -1,10 +1,32 @@
-"""``hlat train --profile``: a trace that a browser opens, and a table whose shares add up to 1."""
+"""The garbage collector runs at the scheduled steps; ``hlat train --profile`` writes a trace, and a table of shares."""
 
+import gc
 import json
+import weakref
 
 import pytest
 
-from hlat.training.process import OperatorTime, kind_of, table
+from hlat.training.process import OperatorTime, kind_of, scheduled_gc, table
+
+
+class Knot:
+    """Reference cycle, which only the collector can remove."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_it_collects_at_its_steps_only_and_is_restored_afterwards() -> None:
+    with pytest.raises(ZeroDivisionError), scheduled_gc() as garbage:
+        assert not gc.isenabled()
+        knot = weakref.ref(Knot())
+        for step in range(1, 100):
+            garbage.after_step(step)
+        assert knot() is not None
+        garbage.after_step(100)
+        assert knot() is None
+        raise ZeroDivisionError
+    assert gc.isenabled() and gc.get_freeze_count() == 0
 
 
 def test_a_profiled_run_writes_a_trace_and_a_table(cli, recipe_file, quick, tmp_path):
