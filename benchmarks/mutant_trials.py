@@ -68,19 +68,17 @@ NEAR: dict[str, str] = {
     "checkpoint/protocol/store.py": "checkpoint/protocol/test_retry training/saving/test_checkpointing "
     "checkpoint/protocol/test_store checkpoint/protocol/test_damage checkpoint/format/test_hostile "
     "checkpoint/test_state",
-    "checkpoint/staging_buffer.py": "checkpoint/background/test_staging_buffer checkpoint/background/test_async_saver",
-    "checkpoint/async_saver.py": "checkpoint/background/test_async_saver checkpoint/background/test_saving_processes "
+    "checkpoint/staging_buffer.py": "checkpoint/test_staging_buffer checkpoint/test_async_saver",
+    "checkpoint/async_saver.py": "checkpoint/test_async_saver checkpoint/test_saving_processes "
     "training/saving/test_checkpointing",
-    "checkpoint/snapshots.py": "checkpoint/tiers/test_snapshots training/saving/test_tiers",
-    "checkpoint/protocol/rank_parts.py": "checkpoint/tiers/test_snapshots training/saving/test_tiers "
+    "checkpoint/snapshots.py": "checkpoint/test_snapshots training/saving/test_tiers",
+    "checkpoint/protocol/rank_parts.py": "checkpoint/test_snapshots training/saving/test_tiers "
     "checkpoint/protocol/test_store checkpoint/test_resharding checkpoint/format/test_hostile",
-    "checkpoint/tiers.py": "training/saving/test_tiers checkpoint/tiers/test_snapshots "
-    "checkpoint/tiers/test_remote_tier",
-    "checkpoint/run_id.py": "checkpoint/tiers/test_snapshots checkpoint/tiers/test_remote_tier "
-    "training/saving/test_tiers",
-    "checkpoint/remote_tier.py": "checkpoint/tiers/test_remote_tier",
-    "checkpoint/object_store.py": "checkpoint/tiers/test_object_store checkpoint/tiers/test_remote_tier",
-    "checkpoint/inventory.py": "checkpoint/tiers/test_remote_tier cli/test_checkpoint_verbs "
+    "checkpoint/tiers.py": "training/saving/test_tiers checkpoint/test_snapshots checkpoint/test_remote_tier",
+    "checkpoint/run_id.py": "checkpoint/test_snapshots checkpoint/test_remote_tier training/saving/test_tiers",
+    "checkpoint/remote_tier.py": "checkpoint/test_remote_tier checkpoint/test_remote_damage",
+    "checkpoint/object_store.py": "checkpoint/test_remote_tier",
+    "checkpoint/inventory.py": "checkpoint/test_remote_damage cli/test_checkpoint_verbs "
     "checkpoint/protocol/test_store checkpoint/protocol/test_damage checkpoint/format/test_hostile "
     "checkpoint/test_state",
     "checkpoint/format/index.py": "checkpoint/format/test_hostile checkpoint/protocol/test_store "

@@ -40,7 +40,7 @@ def layouts(draw: st.DrawFn, family: str, most: int = 16) -> Layout:
     return Layout(tensor, stages, shards, replicas)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(data=st.data(), family=st.sampled_from(sorted(FAMILIES)), coalesce=st.booleans())
 def test_the_chunks_of_all_processes_cover_each_element_once(data: st.DataObject, family: str, coalesce: bool) -> None:
     config = config_of(family, coalesce)
@@ -52,7 +52,7 @@ def test_the_chunks_of_all_processes_cover_each_element_once(data: st.DataObject
     assert_equal({k: v for k, v in found.items() if not k.startswith("rng.")}, expected(config, 1))
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     data=st.data(),
     family=st.sampled_from(sorted(FAMILIES)),

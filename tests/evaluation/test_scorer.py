@@ -1,6 +1,7 @@
 """Scores equal those of one sequence at a time, for every family, however requests share prefixes and batches."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,16 @@ def forward(model: Decoder) -> ForwardModel:
     return ForwardModel(model, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("limits", [BatchLimits(), BatchLimits(tokens=40, cached=150, row=20)])
+def _cases() -> list[Any]:
+    """Every family in small batches, and in the default suite a few whose requests are all in one batch."""
+    small, together = BatchLimits(tokens=40, cached=150, row=20), ("llama31-gqa", "mistral-window", "olmo2-mha")
+    return [pytest.param(family, small, id=f"{family}, small batches") for family in FAMILIES] + [
+        pytest.param(family, BatchLimits(), marks=[] if family in together else [pytest.mark.slow], id=family)
+        for family in FAMILIES
+    ]
+
+
+@pytest.mark.parametrize(("family", "limits"), _cases())
 def test_scores_equal_those_of_one_sequence_at_a_time(family: str, limits: BatchLimits) -> None:
     model = our_model(config_of(family), torch.float64)
     generator = torch.Generator().manual_seed(3)

@@ -173,6 +173,7 @@ def at(shape: tuple[int | None, ...], count: int) -> tuple[tuple[int, ...], list
     return full, unit_chunks(full)
 
 
+@pytest.mark.slow  # noticed by the time it takes only
 def test_many_chunks_and_many_tensors_are_read_fast(folder: Path) -> None:
     """6,000 chunks of a tensor once took 20 s and 200,000 empty tensors 19 s; now each takes a second or two."""
     chunks = [([0, column], [1, 1]) for column in range(6000)]
@@ -236,6 +237,7 @@ def test_unsupported_opcodes_are_refused(folder: Path, data: bytes) -> None:
     assert_refused(folder, ".metadata")
 
 
+@settings(max_examples=30)
 @given(
     value=st.recursive(
         st.none() | st.booleans() | st.integers(-(2**31), 2**40) | st.floats(allow_nan=False) | st.text(),

@@ -96,6 +96,7 @@ def test_a_step_with_a_nan_is_skipped_and_nothing_else_changes(runs):
     assert event["window"]["steps"] == NAN - 1
 
 
+@pytest.mark.slow  # tests/distributed/state/test_anomalies.py compares such runs of two ranks by default
 def test_a_rolled_back_run_equals_the_run_that_never_read_those_samples(runs, rolled_back):
     wanted = runs.train("warned", f"training.stop_after={EVERY}")
     start = newest(wanted)
