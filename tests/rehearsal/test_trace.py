@@ -5,6 +5,7 @@ block in front of it computes only if their gathering was issued before that com
 """
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -25,6 +26,12 @@ def trace_of(**sections: Any) -> tuple[TraceEvent, ...]:
     """Events of rank 0 of two, which share the state of four blocks (ZeRO 3), in a step of one micro-batch."""
     recipe = recipe_of(2, parallel={"zero": 3}, batch={"global_batch": 2, "micro_batch": 1}, **sections)
     return rehearse(recipe, 2, [0]).ranks[0].trace
+
+
+@cache
+def plain_trace() -> tuple[TraceEvent, ...]:
+    """Events of a model whose head is not tied."""
+    return trace_of()
 
 
 def blocks_of(trace: Sequence[TraceEvent]) -> list[str]:
@@ -51,7 +58,7 @@ def late_gathers(trace: Sequence[TraceEvent], phase: str) -> list[str]:
 
 
 def test_parameters_are_requested_one_block_ahead_in_both_directions() -> None:
-    trace = trace_of()
+    trace = plain_trace()
     assert len(blocks_of(trace)) == 4
     assert late_gathers(trace, "forward") == late_gathers(trace, "backward") == []
 
@@ -61,7 +68,7 @@ def test_an_untied_head_is_requested_during_the_last_block_and_reduced_at_once(
     tied: bool,
 ) -> None:
     """Embedding and head of an untied model are modules of their own, each gathered once; a tied model has one."""
-    trace = trace_of(model={"tie_embeddings": tied})
+    trace = trace_of(model={"tie_embeddings": True}) if tied else plain_trace()
     blocks = blocks_of(trace)
     units = [event.module for event in trace if event.phase == "forward" and event.kind == GATHER and event.module]
     assert units == ([ENDS, *blocks] if tied else ["embedding", *blocks, HEAD])
@@ -75,7 +82,7 @@ def test_an_untied_head_is_requested_during_the_last_block_and_reduced_at_once(
 
 
 def test_gradients_are_reduced_behind_the_request_of_the_next_parameters() -> None:
-    trace = trace_of()
+    trace = plain_trace()
     backward = blocks_of(trace)[::-1]
     for block, following in pairwise(backward):
         reduced = place(trace, "backward", REDUCE, block)

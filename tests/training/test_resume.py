@@ -1,7 +1,8 @@
 """Invisible resume: an interrupted and resumed run equals the uninterrupted one, bit for bit.
 
-One run with everything on is killed twice and is the witness of the default suite. What the parts do alone is in the
-slow suite: test_online_runs, test_ramped_runs, test_ema, saving/test_tiers, saving/test_validation_after_saving.
+One run with everything on is killed twice and is the witness of the default suite. Kills of runs with one of its parts
+are in the slow suite: runs/test_online_runs, runs/test_ramped_runs, saving/test_tiers and
+saving/test_validation_after_saving.
 """
 
 import os
