@@ -7,14 +7,8 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize(
-    ("program", "sent"),
-    [
-        ("hlat.data.prepare.worker", b""),
-        ("hlat.data.prepare.worker", b'{"tokenizer": "/some'),
-        ("hlat.data.online.worker", json.dumps({"tokenizer": "/none"}).encode()),
-    ],
-)
+@pytest.mark.parametrize("program", ["hlat.data.prepare.worker", "hlat.data.online.worker"])
+@pytest.mark.parametrize("sent", [b"", b'{"tokenizer": "/some', json.dumps({"tokenizer": "/none"}).encode()])
 def test_a_parent_that_is_gone_before_the_settings_came_is_no_error(program, sent):
     """Ctrl-C while the worker still imports closes its stdin; its traceback would hide the message of the parent."""
     command = [sys.executable, "-P", "-m", program]
