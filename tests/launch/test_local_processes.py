@@ -32,7 +32,9 @@ def test_a_user_error_on_one_rank(run_scenario, tmp_path):
     assert message == f"rank 1 failed: run.dir /full: no space left\neach rank's log: {logs}/rank-*.log"
     assert console == "", "neither the ranks nor torch elastic print it again"
     assert (logs / "rank-00001.log").read_text().endswith("error: run.dir /full: no space left\n")
-    assert "closed by peer" in (logs / "rank-00000.log").read_text(), "the other rank's error is in its log"
+    other = (logs / "rank-00000.log").read_text()
+    # It was connected to rank 1, or on a busy machine not yet.
+    assert "closed by peer" in other or "remote worker" in other, "the other rank's error is in its log"
 
 
 def test_a_bug_on_one_rank_while_the_other_waits(run_scenario, tmp_path):

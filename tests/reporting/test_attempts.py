@@ -68,7 +68,8 @@ def test_no_secret_of_a_url_or_of_the_environment_is_recorded(cli, recipe_file, 
 def test_weights_that_a_run_begins_with_are_told(cli, recipe_file, tiny, tmp_path):
     assert cli("train", recipe_file, *tiny, "training.stop_after=1").returncode == 0
     start = tmp_path / "run" / "checkpoints"
-    done = cli("train", recipe_file, *tiny, f"run.dir={tmp_path / 'next'}", f"checkpoint.init_from={start}")
+    next_run = [f"run.dir={tmp_path / 'next'}", f"checkpoint.init_from={start}", "training.stop_after=1"]
+    done = cli("train", recipe_file, *tiny, *next_run)
     assert f"weights: loaded from {start}" in done.stdout
     events = [json.loads(text) for text in (tmp_path / "next" / "events.jsonl").read_text().splitlines()]
     assert [event["init_from"] for event in events if event["event"] == "start"] == [str(start)]

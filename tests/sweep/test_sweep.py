@@ -10,14 +10,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hlat.command import main
 from hlat.config import RecipeError
 from hlat.runtime.process import REQUEUE_CODE
-from hlat.sweep import array_script, plan_sweep
+from hlat.sweep import array_script, execution, plan_sweep
 from hlat.sweep.runs import combinations, parse_axes
 
 VALUES = st.lists(st.from_regex(r"[a-z0-9][a-z0-9.e-]{0,6}", fullmatch=True), min_size=1, max_size=4, unique=True)
@@ -88,10 +90,37 @@ def test_names_tell_runs_apart_and_stay_in_the_folder(recipe: list[str], tmp_pat
     assert not any("prepared_dir" in word for run in planned.runs for word in run.overrides), "texts may differ"
 
 
+class _ForkedRun:
+    """A run forked from the sweep, which has imported hlat, with what a sweep uses of ``subprocess.Popen``."""
+
+    def __init__(self, command: list[str], process_group: int) -> None:
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.setpgid(0, process_group)
+            sys.argv = command[command.index("hlat") :]
+            code: object = 1
+            try:
+                main()
+            except SystemExit as end:
+                code = end.code
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code if isinstance(code, int) else 1)
+
+    def wait(self) -> int:
+        """Return the exit code."""
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+
+def _fork_runs() -> None:
+    execution.subprocess = SimpleNamespace(Popen=_ForkedRun)
+
+
 def test_a_sweep_runs_resumes_and_ranks(cli, recipe: list[str], tmp_path: Path) -> None:
     """One run is lost between the two commands: only that one is trained again, to the same loss."""
     command = ["sweep", *recipe, "optimizer.lr=1e-4,3e-3", "--to", tmp_path / "sweep"]
-    first = cli(*command)
+    first = cli(*command, prepare=_fork_runs)
     assert first.returncode == 0, first.stderr
     folders = sorted(path.name for path in (tmp_path / "sweep").iterdir() if path.name.startswith("lr="))
     assert folders == ["lr=1e-4", "lr=3e-3"]
@@ -102,7 +131,7 @@ def test_a_sweep_runs_resumes_and_ranks(cli, recipe: list[str], tmp_path: Path) 
     assert losses == sorted(losses)
     assert before[0]["values"]["optimizer.lr"] == "3e-3", "four steps from random weights: the larger rate is ahead"
     shutil.rmtree(tmp_path / "sweep" / "lr=1e-4")
-    again = cli(*command)
+    again = cli(*command, prepare=_fork_runs)
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("finished before") == 1
     after = json.loads(cli(*command, "--list", "--json").stdout)

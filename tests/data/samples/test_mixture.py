@@ -62,6 +62,7 @@ def test_any_position_is_found_without_replaying_the_samples_before(
 
 @given(weights=_weights, lengths=st.lists(st.integers(1, 150), min_size=4, max_size=4))
 @example(weights=[[1, 1], [0, 1], [2, 3]], lengths=[3, 20, 30, 1])  # the last phase must supply the missing half sample
+@example(weights=[[7, 0, 9], [4, 4, 0], [0, 4, 3]], lengths=[28, 41, 12, 26])  # no repetition up to a phase's end
 @settings(deadline=None, max_examples=25)
 def test_the_sequence_equals_one_computed_sample_by_sample(weights: list[list[int]], lengths: list[int]) -> None:
     """The reference has no segments and no repetition, and uses exact fractions (Tijdeman 1980).
