@@ -6,9 +6,10 @@ import sys
 import pytest
 import yaml
 
+from hlat.api import submit_kubernetes
 from hlat.config import load_recipe
 from hlat.hardware import load_catalog
-from hlat.launch import HostOptions
+from hlat.launch import HostOptions, KubernetesOptions
 from hlat.launch.supervision.agent import HostPlace
 from hlat.launch.supervision.self_watch import watching_itself
 from hlat.runtime.errors import LaunchError
@@ -130,19 +131,22 @@ def test_the_manifests_are_given_to_kubectl(recipe_file, tmp_path, monkeypatch):
     stub.parent.mkdir()
     stub.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words; cat > {tmp_path}/applied; exit $(cat {tmp_path}/code)\n')
     stub.chmod(0o755)
-    words = [
-        "launch",
-        "kubernetes",
-        recipe_file,
-        *DATA,
-        "--nodes",
-        "1",
-        "--image",
-        "hlat:1",
-        "--volume",
-        "shared:/data",
-    ]
+    same = {
+        "nodes": 2,
+        "nproc": 2,
+        "least": 1,
+        "name": "mine",
+        "grace": 77,
+        "program": "my hlat",
+        "instance": "p5.48xlarge",
+    }
+    given = [word for name, value in same.items() for word in (f"--{name}", str(value))]
+    words = ["launch", "kubernetes", recipe_file, *DATA, *given, "--env", "A=b"]
+    words += ["--image", "hlat:1", "--volume", "shared:/data"]
     printed = hlat(*words, "--dry-run")
+    options = KubernetesOptions("hlat:1", volumes=("shared:/data",))
+    ours = submit_kubernetes(recipe_file, DATA, options=options, environment={"A": "b"}, dry_run=True, **same)
+    assert printed.stdout == ours, "the options of every scheduler arrive"
     (tmp_path / "code").write_text("0")
     environment = {**os.environ, "PATH": f"{stub.parent}:{os.environ['PATH']}"}
     assert hlat(*words, env=environment).returncode == 0
@@ -150,7 +154,7 @@ def test_the_manifests_are_given_to_kubectl(recipe_file, tmp_path, monkeypatch):
     assert (tmp_path / "applied").read_text() == printed.stdout
     (tmp_path / "code").write_text("1")
     failed = hlat(*words, env=environment)
-    assert failed.returncode == 2 and failed.stderr.startswith("error: kubectl failed")
+    assert failed.returncode == 2 and "\nerror: kubectl failed" in failed.stderr
 
 
 @pytest.mark.parametrize("least", [None, 2])

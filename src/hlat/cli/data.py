@@ -34,13 +34,10 @@ DataArgument = Annotated[
 
 _BAR = 30  # width of the longest bar in characters
 
-
-def register_views(app: typer.Typer) -> None:
-    """Add the verbs of this module."""
-    app.command("show")(show_command)
-    app.command("verify")(verify_command)
+data_app = typer.Typer(help="Prepare text for training, and inspect it.", no_args_is_help=True)
 
 
+@data_app.command("show")
 def show_command(
     source: DataArgument,
     overrides: OverridesArgument = None,
@@ -66,6 +63,7 @@ def show_command(
     say(captured.get().rstrip("\n"))
 
 
+@data_app.command("verify")
 def verify_command(source: DataArgument, overrides: OverridesArgument = None) -> None:
     """Check prepared data completely: checksums, counts, token range, boundaries. Nothing is changed.
 
@@ -203,9 +201,6 @@ def _cell(text: str) -> "Text":
 
     return Text(escape_name(text))  # as plain text: rich markup in it has no effect
 
-
-data_app = typer.Typer(help="Prepare text for training, and inspect it.", no_args_is_help=True)
-register_views(data_app)
 
 WorkersOption = Annotated[
     int | None, typer.Option(min=1, help="Worker processes that tokenize; default: one per core.")

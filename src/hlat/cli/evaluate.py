@@ -113,10 +113,7 @@ def evaluate(
         raise typer.Exit(_run_tasks(_tasks_job(context), nproc, quiet))
     elif watch:
         _refuse_others(context, "--watch", {"checkpoint", "weights", "watch", "once", "requests"})
-        import hlat.evaluation  # while Ctrl-C cannot interrupt it
-
-        ready()
-        hlat.watch(checkpoint, requests or (), weights=weights, once=once, on_result=_say_result)
+        _watch(checkpoint, requests or [], weights, once)
     else:
         alone = "an evaluation without --tasks, --suite or --watch"
         _refuse_others(context, alone, {"checkpoint", "data", "weights", "as_json", "quiet"})
@@ -139,6 +136,13 @@ def _tasks_job(context: typer.Context) -> "EvaluationJob":
     given = {name: context.params[name] for name in options}
     allowed = given["allow_code_execution"]
     return EvaluationJob(**given | {"allow_code_execution": {_IN_SANDBOX: True, None: False}.get(allowed, allowed)})
+
+
+def _watch(run: str, requests: list[str], weights: str, once: bool) -> None:
+    import hlat.evaluation  # while Ctrl-C cannot interrupt it
+
+    ready()
+    hlat.watch(run, requests, weights=weights, once=once, on_result=_say_result)
 
 
 def _show_loss(checkpoint: str, data: str | None, weights: str, as_json: bool, quiet: bool) -> None:

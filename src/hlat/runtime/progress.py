@@ -18,14 +18,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import IO, ClassVar
 
 from hlat.runtime.process import is_running, process_state
 
-StageObserver = Callable[[str], None]
+Observer = Callable[[str], None]
+"""Called with the name of a stage or a phase that begins."""
 
-_stage_observers: list[StageObserver] = []
+_stage_observers: list[Observer] = []
 
 
 def enter_stage(name: str) -> None:
@@ -34,14 +35,18 @@ def enter_stage(name: str) -> None:
         observer(name)
 
 
-@contextmanager
-def observe_stages(observer: StageObserver) -> Iterator[None]:
+def observe_stages(observer: Observer) -> AbstractContextManager[None]:
     """Call an observer with each stage that begins within the block."""
-    _stage_observers.append(observer)
+    return _added(_stage_observers, observer)
+
+
+@contextmanager
+def _added(observers: list[Observer], observer: Observer) -> Iterator[None]:
+    observers.append(observer)
     try:
         yield
     finally:
-        _stage_observers.remove(observer)
+        observers.remove(observer)
 
 
 PHASES = (
@@ -64,10 +69,8 @@ PHASES = (
 process writes; ``between``: the rest of a step.
 """
 
-PhaseObserver = Callable[[str], None]
-
 _current_phase = PHASES[0]
-_phase_observers: list[PhaseObserver] = []
+_phase_observers: list[Observer] = []
 
 
 def current_phase() -> str:
@@ -86,14 +89,9 @@ def enter_phase(name: str) -> None:
         observer(name)
 
 
-@contextmanager
-def observe_phases(observer: PhaseObserver) -> Iterator[None]:
+def observe_phases(observer: Observer) -> AbstractContextManager[None]:
     """Call an observer with each phase that begins within the block."""
-    _phase_observers.append(observer)
-    try:
-        yield
-    finally:
-        _phase_observers.remove(observer)
+    return _added(_phase_observers, observer)
 
 
 class ProgressRecord:
