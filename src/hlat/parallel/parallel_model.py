@@ -7,7 +7,7 @@ A single process is a layout like any other: nothing is attached, and the model 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
@@ -81,6 +81,10 @@ class ParallelModel:
         owned = (here.dp == 0 and here.cp == 0) or groups.shard_mesh is not None
         self.local_parameters = [each for stage in stages for each in collect_local_parameters(stage, owned)]
         self._replicated = ReplicatedGradients.of(self.local_parameters, layout, groups)
+        # Batches have values in a rehearsal too, whose other tensors have none
+        self._reading_values: Callable[[], AbstractContextManager[None]] = (
+            host_values if in_fake_world() else nullcontext
+        )
         self._spans = layout.spans(runtime.rank, recipe.data.sequence_length)
         wide = torch.promote_types(self.local_parameters[0].tensor.dtype, torch.float32)
         self._zero = torch.zeros((), dtype=wide, device=self._device)  # initial value of losses and norms
@@ -176,7 +180,8 @@ class ParallelModel:
 
     def _count(self, labels_BS: torch.Tensor) -> torch.Tensor | int:
         """Labelled tokens of the global batch; a device tensor if it is a sum over ranks."""
-        count = int((labels_BS.numpy() != IGNORED).sum())  # of numpy: a rehearsal's own labels have values
+        with self._reading_values():
+            count = int((labels_BS != IGNORED).sum())
         if self.groups.data is None:
             return count
         # int32: some devices have no collectives of int64. Recipes with 2^31 tokens per step are refused.
@@ -191,7 +196,8 @@ class ParallelModel:
         """Select this rank's positions of complete sequences, on its device."""
         positions = batch.positions_BS
         assert (positions is not None) == self._recipe.data.isolate, "memory and compiled code depend on it"
-        assert positions is None or not positions.numpy()[:, 0].any(), "every row starts a document"
+        with self._reading_values():
+            assert positions is None or not positions[:, 0].any(), "every row starts a document"
         return batch.local(self._spans, self._device)
 
     def _train_micro_batches(self, batches: Sequence[MicroBatch], tokens: torch.Tensor | int) -> torch.Tensor:

@@ -101,12 +101,10 @@ class Installed:
             names = {state.name for state in component.state()}
         # Code of another package may raise anything.
         except Exception as error:
-            raise RecipeError([_component_problem(self.name, f"it cannot be built: {_error_text(error)}.")]) from error
+            raise _refused(self.name, f"it cannot be built: {_error_text(error)}.") from error
         if names - {self.name}:
             found = ", ".join(sorted(names))
-            raise RecipeError(
-                [_component_problem(self.name, f"its state is called {found}; it has to be called {self.name}.")]
-            )
+            raise _refused(self.name, f"its state is called {found}; it has to be called {self.name}.")
         return component
 
 
@@ -130,43 +128,34 @@ def installed_components(recipe: Recipe) -> list[Installed]:
 
 def _load_component(name: str, options: Mapping[str, Any]) -> Installed:
     if name in _RESERVED_NAMES:
-        raise RecipeError(
-            [_component_problem(name, "the name is reserved for hlat's own state.", "Rename the component.")]
-        )
+        raise _refused(name, "the name is reserved for hlat's own state.", "Rename the component.")
     # Two packages with the same name: hlat must not choose for the user.
     candidates = entry_points(group=GROUP, name=name)
     if len(candidates) != 1:
-        raise RecipeError([_not_one_component(name, list(candidates))])
+        raise _not_one_component(name, list(candidates))
     (entry,) = candidates
     try:
         kind = entry.load()
     except Exception as error:
-        raise RecipeError(
-            [
-                _component_problem(
-                    name, f"importing it from {_origin(entry)} failed: {_error_text(error)}.", "Repair that package."
-                )
-            ]
-        ) from error
+        reason = f"importing it from {_origin(entry)} failed: {_error_text(error)}."
+        raise _refused(name, reason, "Repair that package.") from error
     if not (isinstance(kind, type) and issubclass(kind, TrainingComponent)):
         reason = f"{_origin(entry)} is no subclass of hlat.training.components.TrainingComponent."
-        raise RecipeError([_component_problem(name, reason, "Correct the entry point.")])
+        raise _refused(name, reason, "Correct the entry point.")
     try:
         return Installed(name, kind, kind.Options.model_validate(dict(options)))
     except ValidationError as error:
         raise RecipeError([_option_problem(name, kind, detail) for detail in error.errors()]) from error
 
 
-def _not_one_component(name: str, candidates: list[EntryPoint]) -> Problem:
+def _not_one_component(name: str, candidates: list[EntryPoint]) -> RecipeError:
     if candidates:
         origins = " and ".join(sorted(map(_origin, candidates)))
-        return _component_problem(
-            name, f"several packages have a component of this name: {origins}.", "Uninstall all but one."
-        )
+        return _refused(name, f"several packages have a component of this name: {origins}.", "Uninstall all but one.")
     known = sorted({entry.name for entry in entry_points(group=GROUP)})
     installed = f"Installed: {', '.join(known)}." if known else "No installed package has components."
     remedy = f"Install the package that provides it. {installed}"
-    return _component_problem(name, "no installed package has a component of this name.", remedy)
+    return _refused(name, "no installed package has a component of this name.", remedy)
 
 
 def _option_problem(name: str, kind: type[TrainingComponent], detail: Any) -> Problem:
@@ -178,8 +167,8 @@ def _option_problem(name: str, kind: type[TrainingComponent], detail: Any) -> Pr
     )
 
 
-def _component_problem(name: str, reason: str, remedy: str = "") -> Problem:
-    return Problem(f"training.components.{name}", reason, remedy)
+def _refused(name: str, reason: str, remedy: str = "") -> RecipeError:
+    return RecipeError([Problem(f"training.components.{name}", reason, remedy)])
 
 
 def _origin(entry: EntryPoint) -> str:

@@ -12,7 +12,7 @@ all other ranks wait for it. No step creates reference cycles that hold tensors,
 
 import gc
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -88,39 +88,39 @@ def _operator_times(finished: profile) -> list[OperatorTime]:
 _COLLECT_EVERY = 100  # steps
 
 
-@contextmanager
-def scheduled_gc() -> Iterator[Callable[[int], None]]:
-    """Collect inside the block only when the function that it yields is called after a step that is due.
+class GarbageCollection:
+    """Collector that runs after every 100th step."""
 
-    The objects that exist at its start are frozen.
-    """
+    def after_step(self, step: int) -> None:
+        if step % _COLLECT_EVERY == 0:
+            # The two younger generations are enough: no step creates reference cycles that hold tensors.
+            gc.collect(1)
+
+
+@contextmanager
+def scheduled_gc() -> Iterator[GarbageCollection]:
+    """Disable automatic collection inside the block, and freeze the objects that exist at its start."""
     was_enabled = gc.isenabled()
     gc.collect()
     # What exists now stays for the whole run: later collections need not look at it.
     gc.freeze()
     gc.disable()
     try:
-        yield _collect_if_due
+        yield GarbageCollection()
     finally:
         gc.unfreeze()
         if was_enabled:
             gc.enable()
 
 
-def _collect_if_due(step: int) -> None:
-    if step % _COLLECT_EVERY == 0:
-        # The two younger generations are enough: no step creates reference cycles that hold tensors.
-        gc.collect(1)
-
-
 class GarbageCollector(TrainingComponent):
     """Runs Python's garbage collector after the same steps on every rank."""
 
     def begin(self, start: LoopStart) -> None:
-        self._collect = start.stack.enter_context(scheduled_gc())
+        self._collection = start.stack.enter_context(scheduled_gc())
 
     def after_step(self, end: StepEnd) -> None:
-        self._collect(end.step)
+        self._collection.after_step(end.step)
 
 
 class Profiler(TrainingComponent):

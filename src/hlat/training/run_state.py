@@ -310,24 +310,17 @@ def build_run_state(
     # First: ranks with different recipes or code would hang in some later collective.
     check_consistent(runtime.ranks, {"recipe": _dotted_fields(recipe.model_dump(mode="json")), "code": code_identity()})
     seed_generators(recipe.training.seed)
-    enter_stage("preparing data")
-    prepared = _prepare_data(recipe, runtime, data_progress)
+    prepared, training_data, sets, evaluation = _open_data(recipe, runtime, data_progress)
     seed = recipe.training.seed
-    training_data = _open_training_data(recipe, runtime, prepared)
-    sets = _open_sets(recipe, runtime, prepared)
-    evaluation = _open_evaluation(recipe, runtime, prepared, sets)
     damaged: list[DamagedCheckpoint] = []
     enter_stage("looking for a checkpoint")
     store, tiers = _open_storage(recipe, runtime, folder, damaged)
     anomalies = AnomalyPolicy(recipe.anomalies, recipe.batches, recipe.data.sequence_length)
-    newest, recipe_changes = tiers.newest(require_step), []
+    newest = tiers.newest(require_step)
     check_nothing_lost(runtime.ranks, folder.path, newest.step if newest is not None else None, earlier, damaged)
     asked_for = recipe.precision.mode
     recipe, precision_note, arithmetic = _settle_arithmetic(recipe, runtime, newest)
-    if newest is not None:
-        recipe_changes = check_resume(*read_saved_run(newest), recipe, prepared.fingerprint)
-        arithmetic.check_resume(newest.meta.get("versions", {}), recipe, recipe_changes)
-        recipe_changes += evaluation.changes_since(newest.meta.get("evaluation", {}))
+    recipe_changes = [] if newest is None else _check_resume(newest, recipe, prepared, evaluation, arithmetic)
     fresh = newest is None and recipe.checkpoint.init_from is None
     enter_stage("building the model")
     # Weights that are loaded below need not be initialised.
@@ -377,6 +370,26 @@ def build_run_state(
         unwritten_metrics=_saved_metrics(newest.meta) if newest is not None else None,
         initial_weights=initial_weights,
     )
+
+
+def _open_data(
+    recipe: Recipe, runtime: Runtime, data_progress: DataProgress
+) -> tuple[PreparedData, BatchSource, dict[str, PreparedData], Evaluation]:
+    """Prepare and open all data of the run. Collective."""
+    enter_stage("preparing data")
+    prepared = _prepare_data(recipe, runtime, data_progress)
+    training_data = _open_training_data(recipe, runtime, prepared)
+    sets = _open_sets(recipe, runtime, prepared)
+    return prepared, training_data, sets, _open_evaluation(recipe, runtime, prepared, sets)
+
+
+def _check_resume(
+    newest: Checkpoint, recipe: Recipe, prepared: PreparedData, evaluation: Evaluation, arithmetic: Arithmetic
+) -> list[RecipeChange]:
+    """Return how a run differs from the one that saved a checkpoint; CheckpointError if it cannot go on from there."""
+    changes = check_resume(*read_saved_run(newest), recipe, prepared.fingerprint)
+    arithmetic.check_resume(newest.meta.get("versions", {}), recipe, changes)
+    return changes + evaluation.changes_since(newest.meta.get("evaluation", {}))
 
 
 def _settle_arithmetic(

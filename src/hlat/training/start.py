@@ -31,7 +31,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from io import TextIOWrapper
@@ -212,8 +212,7 @@ def record_attempt(recipe: Recipe, runtime: Runtime, origin: RunOrigin | None) -
         write_atomic(file, (text + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)).encode())
     except OSError as error:
         raise StorageError(f"{file}: cannot write: {error.strerror or error}.") from error
-    log = EventLog(recipe.run_dir / ATTEMPTS_NAME)
-    try:
+    with closing(EventLog(recipe.run_dir / ATTEMPTS_NAME)) as log:
         log.append(
             "attempt",
             recipe=None if origin is None else redact_value(origin.source),
@@ -229,19 +228,14 @@ def record_attempt(recipe: Recipe, runtime: Runtime, origin: RunOrigin | None) -
             versions=software_versions() | _package_versions(),
             git=_git_record(),
         )
-    finally:
-        log.close()
 
 
 def record_early_failure(recipe: Recipe, error: HlatError) -> None:
     """Record why a run could not begin, after earlier attempts' reasons; a run that has begun keeps its events."""
     with suppress(StorageError, DataError):  # the error may be about this very disk
         if not has_begun(recipe.run_dir):
-            log = EventLog(recipe.run_dir / "events.jsonl")
-            try:
+            with closing(EventLog(recipe.run_dir / "events.jsonl")) as log:
                 log.append("error", step=0, message=str(error), recipe=redact_json(recipe.model_dump(mode="json")))
-            finally:
-                log.close()
 
 
 def _earlier_recipe(file: Path) -> dict[str, Any] | None:

@@ -167,10 +167,10 @@ def _results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *where: Any) -> 
     triton=False,
 )
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *where_and_results: Any) -> None:
-    *where, out, log_sums = where_and_results
+    first, spans, window, out, log_sums = where_and_results
     q, k, v = _readable(q, k, v)
-    first, last = key_ranges(*where, len(q))
-    tensors = {"q": q, "k": k, "v": v, "first": first, "last": last, "out": out, "log_sums": log_sums}
+    begin, last = key_ranges(first, spans, window, len(q))
+    tensors = {"q": q, "k": k, "v": v, "first": begin, "last": last, "out": out, "log_sums": log_sums}
     _, heads, queries, _ = q.shape
     blocks = -(-queries // _SIDE)
     run("attend", q.dtype, _arguments(heads, queries, k.shape, **tensors), len(q) * heads * blocks, 1)

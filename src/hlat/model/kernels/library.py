@@ -265,14 +265,6 @@ def are_used_on(device: torch.device) -> bool:
     return _ARE_USABLE[backend.pointwise_kernels](backend, device)
 
 
-_ARE_USABLE: dict[str, Callable[[Backend, torch.device], bool]] = {
-    # pointwise_kernels of a backend -> function of the backend and a device
-    TORCH: lambda backend, device: False,
-    "c": lambda backend, device: is_available(),
-    _TRITON: lambda backend, device: fuses_in_triton(backend, device) and (in_fake_world() or _can_launch(backend)),
-}
-
-
 def is_available() -> bool:
     """True if the library can be used."""
     # A rehearsal computes nothing: a compiler is enough for it
@@ -297,6 +289,14 @@ def _can_launch(backend: Backend) -> bool:
     if problem:
         _LOG.warning("norms, RoPE, SwiGLU and loss are computed by torch, more slowly: %s", problem)
     return not problem
+
+
+_ARE_USABLE: dict[str, Callable[[Backend, torch.device], bool]] = {
+    # pointwise_kernels of a backend -> function of the backend and a device
+    TORCH: lambda backend, device: False,
+    "c": lambda backend, device: is_available(),
+    _TRITON: lambda backend, device: fuses_in_triton(backend, device) and (in_fake_world() or _can_launch(backend)),
+}
 
 
 def describe_kernels(device: torch.device) -> str:

@@ -89,10 +89,14 @@ def read_requests(files: Sequence[str | Path]) -> list[TaskRequest]:
     for request in requests:
         golds[request.task, request.group] |= request.is_gold
     problems += [f"task {task}, group {group}: no answer is gold" for (task, group), gold in golds.items() if not gold]
+    _raise_if_any(problems)
+    return requests
+
+
+def _raise_if_any(problems: Sequence[str]) -> None:
     if problems:
         more = [f"and {len(problems) - _SHOWN_PROBLEMS} more"] if len(problems) > _SHOWN_PROBLEMS else []
         raise DataError("\n".join(["evaluation.tasks:", *problems[:_SHOWN_PROBLEMS], *more]))
-    return requests
 
 
 def _read_request_file(file: Path) -> tuple[list[TaskRequest], list[str]]:
@@ -135,9 +139,7 @@ def encode_requests(requests: Sequence[TaskRequest], tokenizer: Tokenizer, longe
         row, problem = _encode_request(request, tokenizer, longest)
         rows.append(row)
         problems += [f"task {request.task}, group {request.group}: {problem}"] if problem else []
-    if problems:
-        more = [f"and {len(problems) - _SHOWN_PROBLEMS} more"] if len(problems) > _SHOWN_PROBLEMS else []
-        raise DataError("\n".join(["evaluation.tasks:", *problems[:_SHOWN_PROBLEMS], *more]))
+    _raise_if_any(problems)
     return rows
 
 
