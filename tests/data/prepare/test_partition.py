@@ -240,6 +240,15 @@ def test_damaged_partitions_are_named(config: DataConfig, two: list[Path], tmp_p
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
+def test_unfinished_work_of_another_partition_is_not_resumed(
+    config: DataConfig, two: list[Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(two[0], tmp_path / "one"))
+    (folder / "part").rename(folder / "partial")
+    with pytest.raises(DataError, match=r"finished work of an interrupted.*\n  --part: prepared with 1/2, now 2/2"):
+        prepare_partition(config, folder, 2, 2)
+
+
 def test_partitions_need_a_tokenizer_that_is_trained_first(config: DataConfig, tmp_path: Path) -> None:
     section = {"path": config.path, "unreadable_rows": 0.1, "validation": {"fraction": 0.1}}
     trained = DataConfig.model_validate(section | {"tokenizer": {"vocab_size": 300}})

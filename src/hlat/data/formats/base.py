@@ -284,8 +284,9 @@ class RecordsFormat(FileFormat):
             begun = self.begin(file, records)
             for row, record in enumerate(records):
                 if row >= start:
-                    content = self._content(record, file, begun, record.line, None if stream is raw else raw)
-                    yield make_row(row, content, raw.tell())
+                    compressed = None if stream is raw else raw
+                    # The content has no name here: it is freed before the next record is read.
+                    yield make_row(row, self._content(record, file, begun, record.line, compressed), raw.tell())
 
     def ranges(self, file: InputFile, size: int) -> Iterator[FileRange]:
         if is_compressed(file.path):

@@ -38,7 +38,7 @@ class Piece(NamedTuple):
 
     piece: str  # its spelling
     score: float
-    type: int
+    kind: int  # ModelProto.SentencePiece.Type
 
 
 class SentencePieceModel(NamedTuple):
@@ -58,7 +58,7 @@ class SentencePieceModel(NamedTuple):
     @property
     def symbols(self) -> list[str]:
         """The symbols of the user, the longest first."""
-        return sorted((each.piece for each in self.pieces if each.type == _USER), key=len, reverse=True)
+        return sorted((each.piece for each in self.pieces if each.kind == _USER), key=len, reverse=True)
 
 
 def parse_model(content: bytes) -> SentencePieceModel:
@@ -131,7 +131,7 @@ def to_tokenizer_json(model: SentencePieceModel, bos_id: int | None = None) -> b
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_special(i, each.piece) for i, each in enumerate(model.pieces) if each.type in _NEVER_TEXT],
+        "added_tokens": [_special(i, each.piece) for i, each in enumerate(model.pieces) if each.kind in _NEVER_TEXT],
         "normalizer": {"type": "Sequence", "normalizers": _normalizers(model)},
         "pre_tokenizer": _pre_tokenizer(model),
         "post_processor": None if bos_id is None else _template(model.pieces[bos_id].piece, bos_id),
@@ -147,7 +147,7 @@ _NEVER_TEXT = (_UNKNOWN, _CONTROL)  # types of pieces that no text can spell
 def _refuse_what_has_no_equal(model: SentencePieceModel) -> None:
     if model.model_type == _WORD:
         raise ValueError("it is a model of whole words (model_type word)")
-    if any(each.type == _UNUSED for each in model.pieces):
+    if any(each.kind == _UNUSED for each in model.pieces):
         raise ValueError("some of its pieces are marked as unused")
     if not model.escape_whitespaces:
         raise ValueError("it does not spell spaces as ▁ (escape_whitespaces)")
@@ -160,7 +160,7 @@ def is_plain(model: SentencePieceModel) -> bool:
         model.name == "identity"
         and not any((*changes, model.treat_whitespace_as_suffix))
         and all((model.add_dummy_prefix, model.escape_whitespaces, model.byte_fallback))
-        and not any(each.type in (_USER, _UNUSED) for each in model.pieces)
+        and not any(each.kind in (_USER, _UNUSED) for each in model.pieces)
     )
 
 
@@ -208,11 +208,11 @@ def _pre_tokenizer(model: SentencePieceModel) -> Json | None:
     isolates = bool(model.symbols) and model.model_type != _UNIGRAM  # of which the scores decide
     if not isolates and model.model_type != _UNIGRAM:
         return None  # a merge makes only pieces of text
-    text = [each.piece for each in model.pieces if each.type == _NORMAL]
+    text = [each.piece for each in model.pieces if each.kind == _NORMAL]
     joined = {piece[at : at + 2] for piece in text for at in range(len(piece) - 1)}
-    never = [each.piece for each in model.pieces if each.type in _NEVER_TEXT]
+    never = [each.piece for each in model.pieces if each.kind in _NEVER_TEXT]
     names = [_cut_name(piece, joined) for piece in never if len(piece) > 1]
-    if any(each.type == _BYTE for each in model.pieces):
+    if any(each.kind == _BYTE for each in model.pieces):
         names.append("<0x[0-9A-F]{2}(?=>)")
     steps = [_split("|".join(map(re.escape, model.symbols)), "Isolated")] if isolates else []
     steps.append(_split("|".join(names), "MergedWithPrevious"))
@@ -254,7 +254,7 @@ def _bpe(model: SentencePieceModel) -> Json:
     return {
         "type": "BPE",
         "dropout": None,
-        "unk_token": next(each.piece for each in model.pieces if each.type == _UNKNOWN),
+        "unk_token": next(each.piece for each in model.pieces if each.kind == _UNKNOWN),
         "continuing_subword_prefix": None,
         "end_of_word_suffix": None,
         "fuse_unk": True,
@@ -279,14 +279,14 @@ def _merges(normal: dict[str, float]) -> list[list[str]]:
 
 
 def _unigram(model: SentencePieceModel) -> Json:
-    best = max((each.score for each in model.pieces if each.type == _NORMAL), default=0.0)
+    best = max((each.score for each in model.pieces if each.kind == _NORMAL), default=0.0)
 
     def score_of(piece: str, score: float, kind: int) -> float:
         return len(piece.encode()) * best - 0.1 if kind == _USER else score  # of bytes, as SentencePiece computes it
 
     return {
         "type": "Unigram",
-        "unk_id": next(index for index, each in enumerate(model.pieces) if each.type == _UNKNOWN),
+        "unk_id": next(index for index, each in enumerate(model.pieces) if each.kind == _UNKNOWN),
         "byte_fallback": model.byte_fallback,
         "vocab": [[each.piece, score_of(*each)] for each in model.pieces],
     }
