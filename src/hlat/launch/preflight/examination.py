@@ -18,7 +18,6 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from hlat.launch.preflight.judgement import (
     measure,
     modules_of,
 )
-from hlat.launch.preflight.meeting import Meeting, existing_part, remove_if_empty, serve_link
+from hlat.launch.preflight.meeting import Meeting, existing_part, remove_if_empty, serve_links
 from hlat.launch.preflight.rank_checks import axis_groups
 from hlat.launch.preflight.rank_processes import RANK_COMMAND, SERVED_BY_RANKS, RankProcesses, rank_processes
 from hlat.launch.preflight.request import HostTools, HostView, Peer, PreflightOptions, PreflightRequest, make_request
@@ -87,7 +86,7 @@ class _Examination:
         address, error, port, token = "", "", 0, secrets.token_hex(16)
         try:
             address = request.listen_address()
-            serve = partial(serve_link, token=token, clock=self._tools.clock)
+            serve = serve_links(token, self._tools.clock)
             port = stack.enter_context(accept_connections(address, options.port, serve))
         except OSError as failure:
             error = f"cannot listen on {options.address or address or socket.gethostname()}"
