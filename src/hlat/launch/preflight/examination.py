@@ -23,7 +23,6 @@ from typing import Any
 
 from hlat.config import Recipe
 from hlat.launch.hosts.network import accept_connections
-from hlat.launch.local_processes import RankPlaces, rank_environment
 from hlat.launch.preflight.health_check import Facts, Stage
 from hlat.launch.preflight.judgement import (
     CHECKS,
@@ -37,7 +36,7 @@ from hlat.launch.preflight.judgement import (
 )
 from hlat.launch.preflight.meeting import Meeting, existing_part, remove_if_empty, serve_links
 from hlat.launch.preflight.rank_checks import axis_groups
-from hlat.launch.preflight.rank_processes import RANK_COMMAND, SERVED_BY_RANKS, RankProcesses, rank_processes
+from hlat.launch.preflight.rank_processes import RANK_COMMAND, RankProcesses, rank_processes
 from hlat.launch.preflight.request import HostTools, HostView, Peer, PreflightOptions, PreflightRequest, make_request
 from hlat.runtime.distributed.addresses import own_addresses
 
@@ -173,11 +172,14 @@ class _Examination:
             return {"ranks": []}
         first = members.index(request.node) * request.nproc
         world = len(members) * request.nproc
-        places = RankPlaces(first, request.nproc, world, request.node, admission["address"], admission["port"])
+        # Not all that a launcher sets: the interface for a loopback address is known to modules that import torch.
+        variables = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": request.nproc, "GROUP_RANK": request.node}
+        variables |= {"MASTER_ADDR": admission["address"], "MASTER_PORT": admission["port"]}
         orders = [
             {
                 "order": "together",
-                "environment": rank_environment(local, places) | SERVED_BY_RANKS,
+                "environment": {name: str(value) for name, value in variables.items()}
+                | {"RANK": str(first + local), "LOCAL_RANK": str(local)},
                 "device": request.device,
                 "folder": str(meeting.folder),
                 "groups": admission["groups"],
