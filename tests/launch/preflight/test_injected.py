@@ -139,7 +139,8 @@ def test_the_process_that_examines_a_host_does_not_import_torch(tmp_path: Path):
 import sys
 from pathlib import Path
 from hlat.launch import PreflightOptions, make_request, run_preflight
-report = run_preflight(make_request(None, (), PreflightOptions(nproc=2, nodes=1, run_dir=Path({str(tmp_path)!r})), {{}}))
+options = PreflightOptions(nproc=2, nodes=1, run_dir=Path({str(tmp_path)!r}))
+report = run_preflight(make_request(None, (), options, {{}}))
 print(report.ranks, "torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
