@@ -77,4 +77,5 @@ def _run(words: Sequence[str]) -> int:
 
 def install() -> None:
     """Let this process fork the ranks of its runs."""
-    training_job.launch_multiprocess = local_run.launch_multiprocess = fork_ranks  # type: ignore[assignment]
+    for module in (training_job, local_run):  # which have imported the function by its name
+        vars(module)["launch_multiprocess"] = fork_ranks

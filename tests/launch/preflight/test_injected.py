@@ -6,6 +6,7 @@ that computes wrong results. They go in through the functions that checks measur
 
 import errno
 import fcntl
+import subprocess
 import sys
 import threading
 import time
@@ -130,3 +131,18 @@ def test_before_a_restart_a_healthy_host_has_no_findings_and_a_leftover_is_one(t
     ]
     hung = check_before_restart(recipe, 1, recipe.run_dir, 2.0, command=["sleep", "100"])
     assert [finding.name for finding in hung] == ["rank-processes"]
+
+
+def test_the_process_that_examines_a_host_does_not_import_torch(tmp_path: Path):
+    """It has to report a host that torch does not fit on."""
+    program = f"""
+import sys
+from pathlib import Path
+from hlat.launch import PreflightOptions, make_request, run_preflight
+options = PreflightOptions(nproc=2, nodes=1, run_dir=Path({str(tmp_path)!r}))
+report = run_preflight(make_request(None, (), options, {{}}))
+print(report.ranks, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "False"]
+    assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,6 @@ import stat
 import sys
 import threading
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from hlat.launch.preflight.meeting import (
     existing_part,
     measure_rate,
     remove_if_empty,
-    serve_link,
+    serve_links,
 )
 from hlat.launch.preflight.rank_processes import rank_processes
 from hlat.launch.preflight.request import Peer, PreflightOptions, make_request
@@ -99,8 +98,7 @@ def test_folders_that_were_made_are_removed_up_to_those_that_were_there(tmp_path
 
 
 def test_a_link_tells_the_time_takes_data_and_refuses_strangers():
-    serve = partial(serve_link, token="0" * 32, clock=lambda: 1000.0)
-    with accept_connections("127.0.0.1", 0, serve) as port:
+    with accept_connections("127.0.0.1", 0, serve_links("0" * 32, lambda: 1000.0)) as port:
         peer = Peer("a", "a", "127.0.0.1", ("127.0.0.1",), port, "0" * 32)
         offset, bound = ask_time(peer, lambda: 1007.0)
         assert abs(offset - 7.0) <= bound + 1e-3 and bound < 1

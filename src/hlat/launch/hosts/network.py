@@ -1,6 +1,6 @@
 """The network between the hosts of a run: who does not reach whom, and which hosts are to blame.
 
-    accept_connections   on the address of this host, each closed at once, or served on a thread
+    accept_connections   on the address of this host, each closed at once, or served
     Prober               a connection per second to each target --> seconds since a target last answered
     statuses of all hosts: pairs that fail, links that are down --blame_network--> hosts whose network fails, and why
 
@@ -35,8 +35,7 @@ Serve = Callable[[socket.socket], None]
 def accept_connections(address: str, port: int = 0, serve: Serve = socket.socket.close) -> Iterator[int]:
     """Accept connections on this address only, and yield the port; 0 takes a free one.
 
-    ``serve`` gets each connection, on a thread of its own. OSError: the address is not this host's, or the port is
-    taken.
+    ``serve`` gets each connection, on one thread. OSError: the address is not this host's, or the port is taken.
     """
     with listen(address, port) as listener:
         thread = threading.Thread(target=_accept, args=(listener, serve), name="reachability", daemon=True)
@@ -56,7 +55,7 @@ def _accept(listener: socket.socket, serve: Serve) -> None:
                 time.sleep(_PROBE_EVERY)
                 continue
             return  # closed
-        threading.Thread(target=serve, args=(connection,), name="connection", daemon=True).start()
+        serve(connection)
 
 
 def neighbours(index: int, indices: list[int]) -> list[int]:

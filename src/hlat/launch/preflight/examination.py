@@ -18,13 +18,11 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hlat.config import Recipe
 from hlat.launch.hosts.network import accept_connections
-from hlat.launch.local_processes import RankPlaces, rank_environment
 from hlat.launch.preflight.health_check import Facts, Stage
 from hlat.launch.preflight.judgement import (
     CHECKS,
@@ -36,9 +34,9 @@ from hlat.launch.preflight.judgement import (
     measure,
     modules_of,
 )
-from hlat.launch.preflight.meeting import Meeting, existing_part, remove_if_empty, serve_link
+from hlat.launch.preflight.meeting import Meeting, existing_part, remove_if_empty, serve_links
 from hlat.launch.preflight.rank_checks import axis_groups
-from hlat.launch.preflight.rank_processes import RANK_COMMAND, SERVED_BY_RANKS, RankProcesses, rank_processes
+from hlat.launch.preflight.rank_processes import RANK_COMMAND, RankProcesses, rank_processes
 from hlat.launch.preflight.request import HostTools, HostView, Peer, PreflightOptions, PreflightRequest, make_request
 from hlat.runtime.distributed.network import own_addresses
 
@@ -87,7 +85,7 @@ class _Examination:
         address, error, port, token = "", "", 0, secrets.token_hex(16)
         try:
             address = request.listen_address()
-            serve = partial(serve_link, token=token, clock=self._tools.clock)
+            serve = serve_links(token, self._tools.clock)
             port = stack.enter_context(accept_connections(address, options.port, serve))
         except OSError as failure:
             error = f"cannot listen on {options.address or address or socket.gethostname()}"
@@ -174,11 +172,14 @@ class _Examination:
             return {"ranks": []}
         first = members.index(request.node) * request.nproc
         world = len(members) * request.nproc
-        places = RankPlaces(first, request.nproc, world, request.node, admission["address"], admission["port"])
+        # Not all that a launcher sets: the interface for a loopback address is known to modules that import torch.
+        variables = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": request.nproc, "GROUP_RANK": request.node}
+        variables |= {"MASTER_ADDR": admission["address"], "MASTER_PORT": admission["port"]}
         orders = [
             {
                 "order": "together",
-                "environment": rank_environment(local, places) | SERVED_BY_RANKS,
+                "environment": {name: str(value) for name, value in variables.items()}
+                | {"RANK": str(first + local), "LOCAL_RANK": str(local)},
                 "device": request.device,
                 "folder": str(meeting.folder),
                 "groups": admission["groups"],

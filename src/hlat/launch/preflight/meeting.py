@@ -4,7 +4,7 @@
                                             seen on the clock of the host that looks, host 1 is alive (``HostTable``)
                      0f3a...-ranks.json     report of this start of a host for the stage "ranks"
 
-    connect --token--> serve_link of another host      time:  ask_time --> difference of clocks
+    connect --token--> serve_links of another host      time:  ask_time --> difference of clocks
                                                        data:  measure_rate --> bytes per second
 
 Files of an earlier meeting do not disturb: their starts count no more. A client that does not know the token of a host,
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.data import write_atomic
+from hlat.launch.hosts.network import Serve
 from hlat.launch.hosts.records import HostStatus, HostTable, host_file, write_record
 from hlat.launch.preflight.request import Peer, PreflightRequest
 from hlat.runtime.version import hlat_version
@@ -41,6 +42,8 @@ _LEAVING = 5.0  # seconds for the other hosts to read the verdict
 Report = dict[str, Any]
 
 
+# Not the agents and the leader of a training run: a host that the leader does not reach has no part in an attempt, and
+# one that sees no leader leads alone. Here both take part, and are the finding.
 class Meeting:
     """The meeting of the hosts of a request in a folder that they share.
 
@@ -52,7 +55,8 @@ class Meeting:
         incarnation = secrets.token_hex(8)
         self._own = HostStatus(request.node, incarnation, 0, request.name, "", 0, request.nproc, hlat_version())
         self._table, self._stop = HostTable(folder), threading.Event()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # reports have the tokens of the hosts
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)  # reports have the tokens of the hosts
         self._beat()
         self._beating = threading.Thread(target=self._keep_beating, name="alive", daemon=True)
         self._beating.start()
@@ -153,6 +157,7 @@ def existing_part(folder: Path) -> Path:
     return folder
 
 
+# Connections of supervisors carry nothing, and files are too slow for clocks: doctor's server answers on them.
 _LINK_TIMEOUT = 3.0  # seconds for a connection, and for an answer
 _ASK_TIME, _SEND_DATA = b"T", b"D"
 _SENT_BYTES = 4 << 20  # bytes: a third of a second at 100 Mbit/s
@@ -162,8 +167,16 @@ _FAST_LINK = 100e6  # bytes per second
 _QUESTIONS = 5  # the one with the quickest answer counts
 
 
-def serve_link(connection: socket.socket, token: str, clock: Callable[[], float]) -> None:
-    """Answer another host on its connection, which it has to open with the token."""
+def serve_links(token: str, clock: Callable[[], float]) -> Serve:
+    """Return a function that serves connections of other hosts, each on a thread, if they open it with the token."""
+
+    def serve(connection: socket.socket) -> None:
+        threading.Thread(target=_serve, args=(connection, token, clock), name="link", daemon=True).start()
+
+    return serve
+
+
+def _serve(connection: socket.socket, token: str, clock: Callable[[], float]) -> None:
     with suppress(OSError, EOFError), connection:
         connection.settimeout(2 * _LINK_TIMEOUT)
         if not hmac.compare_digest(_receive(connection, len(token)), token.encode()):

@@ -23,22 +23,20 @@ Facts = dict[str, Any]
 RANK_COMMAND = (sys.executable, "-P", "-m", "hlat.launch.preflight.rank_program")
 """Words that start a rank process; -P: the current folder must not hide installed packages."""
 
-SERVED_BY_RANKS = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
-"""Variable of processes whose first one serves their store: doctor's own, which would need torch for it, does not."""
-
-_POLL = 0.02  # seconds
+_POLL = 0.05  # seconds
 _MESSAGE = 400  # characters of a dead process's last words
 
 
 @contextmanager
 def rank_processes(count: int, command: Sequence[str] = RANK_COMMAND) -> Iterator["RankProcesses"]:
     """Start rank processes; those still running at the end of the block are killed."""
-    # It is unknown yet where and as which rank they join the others: an order says that.
+    # It is unknown yet where and as which rank they join the others: an order says that. The first of them serves the
+    # store, for which this process would need torch.
     places = RankPlaces(0, count, count, 0, "0.0.0.0", 0)
     with tempfile.TemporaryDirectory(prefix="hlat-", dir=heartbeat_root()) as name:
         folder = Path(name) / "exchange"
         folder.mkdir()
-        environment = {HEARTBEAT_FOLDER: str(folder)}
+        environment = {HEARTBEAT_FOLDER: str(folder), "TORCHELASTIC_USE_AGENT_STORE": "False"}
         with launch_ranks(command, places, environment, Path(name), show=lambda line: None) as workers:
             yield RankProcesses(workers, folder)
 

@@ -31,7 +31,7 @@ from hlat.runtime.process import RankInfo
 
 Answer = Callable[[dict[str, Any]], None]
 
-_POLL = 0.02  # seconds
+_POLL = 0.05  # seconds
 _WITHOUT_DEVICE = ("software",)  # modules of the stage rank that use no device
 
 
