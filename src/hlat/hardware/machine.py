@@ -131,8 +131,9 @@ def _all_reduce_rate(device_type: str, world: int) -> float:
     if None in seconds:
         limit = f"{_TIMEOUT_SECONDS:.0f} s"
         raise LaunchError(f"an all-reduce of {plural(world, 'process')} on this machine took over {limit}")
+    slowest: float = max(seconds)  # ends the all-reduce
     # A ring sends (n - 1) / n of the message twice: scatter and gather.
-    return 2 * (world - 1) / world * _MESSAGE_BYTES / max(seconds)  # the slowest process ends the all-reduce
+    return 2 * (world - 1) / world * _MESSAGE_BYTES / slowest
 
 
 def _free_port() -> int:

@@ -168,9 +168,14 @@ class OnlineLoader:
             share = (self._assignment.index * count + number, self._assignment.ranks * count)
             own_plan = replace(plan, streams=streams.tolist(), first=first, share=share)
             # One thread each: the workers share the cores.
-            settings = {"name": "a tokenizing process", "environment": SINGLE_THREAD}
-            self._workers.append(start_program("hlat.data.online.worker:serve", own_plan, cursors, **settings))
-            self._messages.append(_messages(self._workers[-1]))
+            worker = start_program(
+                "hlat.data.online.worker:serve",
+                *(own_plan, cursors),
+                name="a tokenizing process",
+                environment=SINGLE_THREAD,
+            )
+            self._workers.append(worker)
+            self._messages.append(_messages(worker))
 
     def read(self, first: int) -> tuple[Batch, StreamProgress]:
         """Return this rank's samples of the step that begins with global sample ``first``, and the cursors after it.
