@@ -67,9 +67,7 @@ Work = Callable[["Channel"], None]
 class PeerEnded(EOFError):
     """The other process has ended. A parent is told, in words, how."""
 
-    def __init__(self, words: str = "the other process has ended", code: int = 0) -> None:
-        super().__init__(words)
-        self.code = code  # exit code of the helper, or minus the signal
+    code = 0  # exit code of the helper, or minus the signal
 
 
 @dataclass(frozen=True)
@@ -210,7 +208,9 @@ class HelperProcess:
         except PeerEnded:
             code = self._process.wait()
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-            raise PeerEnded(f"{self._name} {how}", code) from None
+            end = PeerEnded(f"{self._name} {how}")
+            end.code = code
+            raise end from None
         if received is None:
             return None
         if isinstance(received[0], _Failure):
@@ -412,8 +412,7 @@ def main(descriptor: int, progress: int, parent: int, linger: float | None, nice
     if linger is not None:  # before the work is imported, which may take long
         channel.on_parent_exit(partial(_kill_own_group_after, linger), parent=parent)
     code = _run(channel, _do_first_message)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    sys.stderr.flush()  # the same as standard output
     os._exit(code)  # libraries may have threads and exit handlers that wait
 
 
@@ -428,8 +427,6 @@ def _run(channel: Channel, work: Work) -> int:
         work(channel)
     except PeerEnded:  # the parent has ended: nobody waits for more
         return 0
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException as error:
         with contextlib.suppress(PeerEnded):
             channel.send(_Failure.of(error))
