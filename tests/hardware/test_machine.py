@@ -2,6 +2,7 @@
 
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,16 +31,8 @@ def test_a_copy_counts_bytes_read_and_written() -> None:
 
 
 def test_an_all_reduce_sends_twice_the_share_of_the_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Process:
-        returncode = 0
-
-        def communicate(self, timeout: float) -> tuple[bytes, None]:
-            return b"0.5\n", None
-
-        def kill(self) -> None:
-            """Do nothing: the process has ended."""
-
-    monkeypatch.setattr(machine.subprocess, "Popen", lambda *_, **__: Process())
+    process = SimpleNamespace(receive=lambda seconds: 0.5, kill=lambda: None)
+    monkeypatch.setattr(machine, "start_program", lambda *_, **__: process)
     assert machine._all_reduce_rate("cpu", 4) == 2 * 3 / 4 * 32 * 2**20 / 0.5
 
 

@@ -56,13 +56,13 @@ if TYPE_CHECKING:
     from hlat.data.samples.training_data import TrainingData as TrainingData
     from hlat.data.samples.training_data import ValidationData as ValidationData
     from hlat.data.source_file import SourceFile as SourceFile
-    from hlat.data.stores.local_files import write_atomic as write_atomic
     from hlat.data.tokenizers.base import Tokenizer as Tokenizer
     from hlat.data.tokenizers.load import check_export as check_export
     from hlat.data.tokenizers.load import load_tokenizer as load_tokenizer
     from hlat.data.tokenizers.load import vocabulary_texts as vocabulary_texts
     from hlat.data.tokenizers.tokenizer_files import is_like_qwen2 as is_like_qwen2
     from hlat.data.tokenizers.training import train_bpe as train_bpe
+    from hlat.runtime.storage.local_files import write_atomic as write_atomic
 
 __getattr__ = lazily(
     __name__,

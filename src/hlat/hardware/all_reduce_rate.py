@@ -1,10 +1,5 @@
-"""One process of an all-reduce measurement.
+"""One process of an all-reduce measurement."""
 
-``python -m hlat.hardware.all_reduce_rate DEVICE BYTES`` prints the fastest all-reduce in seconds.
-"""
-
-import json
-import sys
 import time
 
 import torch
@@ -12,6 +7,7 @@ import torch.distributed as dist
 
 from hlat.runtime.backend.device import synchronize
 from hlat.runtime.distributed.join import joined_run
+from hlat.runtime.helper_process import Channel
 
 _REPEATS = 12  # the first open connections and are never the fastest
 
@@ -31,5 +27,6 @@ def best_seconds(device_type: str, size: int) -> float:
     return best
 
 
-if __name__ == "__main__":
-    print(json.dumps(best_seconds(sys.argv[1], int(sys.argv[2]))))  # noqa: T201  (the parent process reads it)
+def measure(channel: Channel, device_type: str, size: int) -> None:
+    """Send the fastest all-reduce; the work of a helper process."""
+    channel.send(best_seconds(device_type, size))

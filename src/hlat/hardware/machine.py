@@ -12,12 +12,8 @@ down. It is the best of the libraries too: a product of training by any of them 
 more. A machine cannot measure its network to other machines, its price or its failure rate; the user fills these in.
 """
 
-import json
-import os
 import secrets
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +27,7 @@ from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.network import RUN_SECRET_ENV
 from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import LaunchError
+from hlat.runtime.helper_process import PeerEnded, start_program
 from hlat.runtime.terminal import plural
 
 
@@ -242,39 +239,36 @@ def _copy_rate(device: torch.device, seconds: float, clock: Callable[[], float])
 
 def _all_reduce_rate(device_type: str, world: int) -> float:
     """Bytes per second that each of ``world`` processes on this machine sends in an all-reduce."""
-    port, secret = _free_port(), secrets.token_hex(32)
+    common = {
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        RUN_SECRET_ENV: secrets.token_hex(32),
+    }
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-P", "-m", "hlat.hardware.all_reduce_rate", device_type, str(_MESSAGE_BYTES)],
-            stdout=subprocess.PIPE,
-            env=os.environ
-            | {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(world),
-                "LOCAL_WORLD_SIZE": str(world),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                RUN_SECRET_ENV: secret,
-            },
+        start_program(
+            "hlat.hardware.all_reduce_rate:measure",
+            *(device_type, _MESSAGE_BYTES),
+            name="a process of the all-reduce measurement",
+            environment={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(world)
     ]
+    until = time.monotonic() + _TIMEOUT_SECONDS
     try:
-        outputs = [process.communicate(timeout=_TIMEOUT_SECONDS)[0] for process in processes]
-    except subprocess.TimeoutExpired as error:
-        limit = f"{_TIMEOUT_SECONDS:.0f} s"
-        raise LaunchError(f"an all-reduce of {plural(world, 'process')} on this machine took over {limit}") from error
+        seconds = [process.receive(until - time.monotonic()) for process in processes]
+    except PeerEnded as end:
+        raise LaunchError(f"a process of the all-reduce measurement exited with code {end.code}") from end
     finally:
         for process in processes:
             process.kill()
-    failed = [process.returncode for process in processes if process.returncode]
-    if failed:
-        raise LaunchError(f"a process of the all-reduce measurement exited with code {failed[0]}")
-    # The slowest process ends the all-reduce.
-    seconds = max(float(json.loads(output.splitlines()[-1])) for output in outputs)
+    if None in seconds:
+        limit = f"{_TIMEOUT_SECONDS:.0f} s"
+        raise LaunchError(f"an all-reduce of {plural(world, 'process')} on this machine took over {limit}")
+    slowest: float = max(seconds)  # ends the all-reduce
     # A ring sends (n - 1) / n of the message twice: scatter and gather.
-    return 2 * (world - 1) / world * _MESSAGE_BYTES / seconds
+    return 2 * (world - 1) / world * _MESSAGE_BYTES / slowest
 
 
 def _free_port() -> int:

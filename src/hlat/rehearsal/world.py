@@ -12,12 +12,12 @@ micro-batch is rehearsed: buffers and order depend on their number.
 """
 
 import logging
-import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -46,6 +46,7 @@ from hlat.runtime.backend.device import has_fast_bf16
 from hlat.runtime.backend.table import backend_of, simulated_backend
 from hlat.runtime.distributed.join import fake_rank
 from hlat.runtime.errors import LaunchError, PlanError
+from hlat.runtime.helper_process import Channel, HelperProcess, start_program
 
 _KEPT = 4  # the first two and the last differ: gathered parameters, gradients to add to, reductions
 _REPEATED = 2  # index of the micro-batch that stands for those left out
@@ -273,12 +274,38 @@ Outcome = RankReport | tuple[Problem, ...]
 def _outcomes(
     recipe: Recipe, world: int, ranks: Sequence[int], processes: int, device: SimulatedDevice | None
 ) -> Iterator[Outcome]:
-    if min(processes, len(ranks)) == 1:
+    count = min(processes, len(ranks))
+    if count == 1:
         yield from (_outcome(recipe, world, rank, device) for rank in ranks)
         return
     # Not by fork, which torch's threads do not survive.
-    with ProcessPoolExecutor(min(processes, len(ranks)), multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(partial(_outcome, recipe, world, device=device), ranks)
+    start = partial(start_program, f"{__name__}:rehearse_ranks", name="a process of the rehearsal")
+    helpers = [start(recipe, world, device) for _ in range(count)]
+    idle: SimpleQueue[HelperProcess] = SimpleQueue()
+    for helper in helpers:
+        idle.put(helper)
+
+    def ask(rank: int) -> Outcome:
+        helper = idle.get()
+        try:
+            helper.send(rank)
+            outcome: Outcome = helper.receive()
+        finally:  # also of a killed one: who waits for it learns that
+            idle.put(helper)
+        return outcome
+
+    with ThreadPoolExecutor(count) as pool:
+        try:
+            yield from pool.map(ask, ranks)
+        finally:  # also of a rank's error: no thread waits for the others
+            for helper in helpers:
+                helper.kill()
+
+
+def rehearse_ranks(channel: Channel, recipe: Recipe, world: int, device: SimulatedDevice | None) -> None:
+    """Send the outcome of each rank that is asked for; the work of a helper process."""
+    while True:
+        channel.send(_outcome(recipe, world, channel.receive()[0], device))
 
 
 def _outcome(recipe: Recipe, world: int, rank: int, device: SimulatedDevice | None) -> Outcome:

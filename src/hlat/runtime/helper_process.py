@@ -67,9 +67,7 @@ Work = Callable[["Channel"], None]
 class PeerEnded(EOFError):
     """The other process has ended. A parent is told, in words, how."""
 
-    def __init__(self, words: str = "the other process has ended", code: int = 0) -> None:
-        super().__init__(words)
-        self.code = code  # exit code of the helper, or minus the signal
+    code = 0  # exit code of the helper, or minus the signal
 
 
 @dataclass(frozen=True)
@@ -210,7 +208,9 @@ class HelperProcess:
         except PeerEnded:
             code = self._process.wait()
             how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-            raise PeerEnded(f"{self._name} {how}", code) from None
+            end = PeerEnded(f"{self._name} {how}")
+            end.code = code
+            raise end from None
         if received is None:
             return None
         if isinstance(received[0], _Failure):
@@ -256,8 +256,7 @@ def start_helper(work: Work, progress_file: IO[bytes] | None = None) -> HelperPr
     The progress file is for a third process that reads the helper's record; None for an unnamed one.
     """
     if not _may_fork():
-        options: Any = {"linger": None, "niceness": _NICENESS, "progress_file": progress_file}
-        return start_program(f"{__name__}:_call", work, **options)
+        return start_program(f"{__name__}:_call_nicely", work, linger=None, progress_file=progress_file)
     ours, theirs = socket.socketpair()
     with theirs, progress_file or ProgressRecord.open_file() as file:
         progress = ProgressRecord.starting(file)
@@ -265,7 +264,11 @@ def start_helper(work: Work, progress_file: IO[bytes] | None = None) -> HelperPr
     return HelperProcess("a helper process", Channel(ours), process, progress)
 
 
-def _call(channel: Channel, work: Work) -> None:
+def _call_nicely(channel: Channel, work: Work) -> None:
+    with contextlib.suppress(OSError):
+        os.nice(_NICENESS)
+    with contextlib.suppress(OSError):  # Linux may schedule by session first, and this is one
+        Path("/proc/self/autogroup").write_text(str(_NICENESS))
     work(channel)
 
 
@@ -379,10 +382,10 @@ def _fork(work: Work, ours: socket.socket, theirs: socket.socket, progress: int)
         ours.close()
         gc.freeze()  # the parent's garbage must not close reused descriptors here
         _close_inherited(theirs.fileno(), progress)
-        _detach(_NICENESS)
+        _detach()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         begin_progress(progress)
-        code = _run(Channel(theirs), partial(_call, work=work))
+        code = _run(Channel(theirs), partial(_call_nicely, work=work))
     finally:
         os._exit(code)  # skip the parent's exit handlers
 
@@ -402,14 +405,14 @@ def _close_inherited(*own: int) -> None:
 
 def main(descriptor: int, progress: int, parent: int, linger: float | None, niceness: int) -> None:
     """Run a helper in a new interpreter, and end it; the first two arguments are descriptors."""
-    _detach(niceness)
+    os.nice(niceness)
+    _detach()
     begin_progress(progress)
     channel = Channel(socket.socket(fileno=descriptor))
     if linger is not None:  # before the work is imported, which may take long
         channel.on_parent_exit(partial(_kill_own_group_after, linger), parent=parent)
     code = _run(channel, _do_first_message)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    sys.stderr.flush()  # the same as standard output
     os._exit(code)  # libraries may have threads and exit handlers that wait
 
 
@@ -424,8 +427,6 @@ def _run(channel: Channel, work: Work) -> int:
         work(channel)
     except PeerEnded:  # the parent has ended: nobody waits for more
         return 0
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException as error:
         with contextlib.suppress(PeerEnded):
             channel.send(_Failure.of(error))
@@ -439,16 +440,11 @@ def _kill_own_group_after(seconds: float) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _detach(niceness: int) -> None:
+def _detach() -> None:
     # These signals are for the parent, which tells the helper when to end.
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     if os.getsid(0) != os.getpid():
         os.setsid()  # signals of a terminal, or to the parent's process group, do not end this one
-    if niceness:
-        with contextlib.suppress(OSError):
-            os.nice(niceness)
-        with contextlib.suppress(OSError):  # Linux may schedule by session first, and this is one
-            Path("/proc/self/autogroup").write_text(str(niceness))
     let_output_be_lost()  # a helper must not wait for a reader of its output
     sys.stdout = sys.stderr = EscapingStream(lossy_stream(_STANDARD_ERROR))

@@ -127,7 +127,7 @@ USERS: dict[Callable[[Material, Path], str], tuple[tuple[str, ...], str]] = {
     _train_tokenizer: (("started", "sent"), f"the process that trains the tokenizer was {KILLED}"),
     _compare_shards: (("started", "sent"), "the process that compares them ended with code -9"),
     _track: (("started", "sent"), "its helper process has ended"),
-    _serve_metrics: (("started", "sent"), "the server of /metrics ended before the run, with exit code -9"),
+    _serve_metrics: (("started", "sent", "served"), "the server of /metrics ended before the run, with exit code -9"),
     _save: (("started", "sent"), f"a helper process was {KILLED}"),
 }
 
@@ -147,7 +147,7 @@ def _kill_at(point: str, victim: str, report: Callable[[Any], None]) -> None:
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its parent has not heard of it
 
-    start, send, receive = HelperProcess.__init__, HelperProcess.send, Channel.receive
+    start, send, look, receive = HelperProcess.__init__, HelperProcess.send, HelperProcess.has_ended, Channel.receive
 
     def started(process: HelperProcess, *arguments: Any) -> None:
         start(process, *arguments)
@@ -156,8 +156,13 @@ def _kill_at(point: str, victim: str, report: Callable[[Any], None]) -> None:
 
     def sent(process: HelperProcess, *arguments: Any) -> None:
         send(process, *arguments)
-        if point == "sent" and not process.has_ended():
+        if point == "sent" and not look(process):
             kill(process.pid)
+
+    def served(process: HelperProcess) -> bool:
+        if point == "served" and not look(process):
+            kill(process.pid)
+        return look(process)
 
     def answered(channel: Channel) -> Any:
         found = receive(channel)
@@ -167,7 +172,7 @@ def _kill_at(point: str, victim: str, report: Callable[[Any], None]) -> None:
                     kill(child.pid)
         return found
 
-    HelperProcess.__init__, HelperProcess.send = started, sent  # type: ignore[method-assign]
+    HelperProcess.__init__, HelperProcess.send, HelperProcess.has_ended = started, sent, served  # type: ignore[method-assign]
     if point == "answered":
         Channel.receive = answered  # type: ignore[method-assign]
 
@@ -199,8 +204,7 @@ def _cases() -> Iterator[Any]:
     for work, (points, words) in USERS.items():
         for point in points:
             for victim in ("parent", "helper"):
-                is_default = (point, victim) in (("started", "parent"), (points[-1], "helper"))
-                marks = () if is_default else pytest.mark.slow
+                marks = () if point == points[-1] else pytest.mark.slow
                 yield pytest.param(work, point, victim, words, marks=marks, id=f"{work.__name__}-{point}-{victim}")
 
 

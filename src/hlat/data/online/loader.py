@@ -7,7 +7,7 @@ OnlineData: notes for the user, initial cursors, and a loader per rank, for the 
 
 import math
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -121,10 +121,11 @@ class CursorTable:
         self.values[progress.streams, progress.sources] = progress.cursors
 
 
-def _next_message(worker: HelperProcess) -> Frame | str:
-    """Return the next row or note of a worker; its error, or DataError if it was killed."""
+def _messages(worker: HelperProcess) -> Iterator[Frame | str]:
+    """Yield the rows and notes of a worker; its error, or DataError if it was killed."""
     try:
-        message: Frame | str = worker.receive()
+        while True:
+            yield from worker.receive()
     except PeerEnded as end:
         reason = (
             # SIGBUS: a memory-mapped page is no longer in the file.
@@ -133,7 +134,6 @@ def _next_message(worker: HelperProcess) -> Frame | str:
         error = DataError(f"{end}, perhaps {reason}. Run again to resume.")
         error.retryable = True  # killed from outside: the same run may well succeed
         raise error from None
-    return message
 
 
 class OnlineLoader:
@@ -158,6 +158,7 @@ class OnlineLoader:
         count = min(workers, len(owned))  # a stream is tokenized by one process
         self._worker_of_stream = np.full(self._assignment.streams, -1, dtype=np.int64)
         self._workers: list[HelperProcess] = []
+        self._messages: list[Iterator[Frame | str]] = []  # of each worker
         self._waited_for: HelperProcess | None = None
         for number in range(count):
             streams = owned[number::count]
@@ -165,8 +166,14 @@ class OnlineLoader:
             share = (self._assignment.index * count + number, self._assignment.ranks * count)
             own_plan = replace(plan, streams=streams.tolist(), first=first, share=share)
             # One thread each: the workers share the cores.
-            settings = {"name": "a tokenizing process", "environment": SINGLE_THREAD}
-            self._workers.append(start_program("hlat.data.online.worker:serve", own_plan, cursors, **settings))
+            worker = start_program(
+                "hlat.data.online.worker:serve",
+                *(own_plan, cursors),
+                name="a tokenizing process",
+                environment=SINGLE_THREAD,
+            )
+            self._workers.append(worker)
+            self._messages.append(_messages(worker))
 
     def read(self, first: int) -> tuple[Batch, StreamProgress]:
         """Return this rank's samples of the step that begins with global sample ``first``, and the cursors after it.
@@ -182,7 +189,7 @@ class OnlineLoader:
         batch = assignment.batches.batch_at(first)
         step = np.arange(batch.start, batch.stop, dtype=np.int64)
         workers = self._worker_of_stream[assign_streams(assignment.seed, assignment.streams, step)]
-        frames = [self._frame(self._workers[number]) for number in workers.tolist() if number >= 0]
+        frames = [self._frame(number) for number in workers.tolist() if number >= 0]
         expected = step[workers >= 0].tolist()
         assert [frame.sample for frame in frames] == expected, "workers send rows in the order of samples"
         self._next = batch.stop
@@ -192,9 +199,9 @@ class OnlineLoader:
         """Return the seconds since the last sign of life of the worker that ``read`` waits for."""
         return math.inf if self._waited_for is None else self._waited_for.silence()  # called from any thread
 
-    def _frame(self, worker: HelperProcess) -> Frame:
-        self._waited_for = worker
-        while isinstance(message := _next_message(worker), str):
+    def _frame(self, worker: int) -> Frame:
+        self._waited_for = self._workers[worker]
+        while isinstance(message := next(self._messages[worker]), str):
             self._notify(message)
         return message
 

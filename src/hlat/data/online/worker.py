@@ -35,6 +35,7 @@ from hlat.runtime.helper_process import Channel
 _TOGETHER = 64  # rows whose text is tokenized in one batch
 _LOOK_AGAIN = 60.0  # seconds between two looks at the stamps of the files
 _AHEAD = 256  # maximum finished rows waiting for the parent
+_SENT_TOGETHER = 16  # rows and notes
 
 Message = Frame | str | Exception
 """A row, a note for the user, or the error that ends the worker."""
@@ -159,10 +160,14 @@ def serve(channel: Channel, plan: WorkerPlan, cursors: Int64s) -> None:
     producing = threading.Thread(target=_produce, args=(plan, cursors, ready), daemon=True)
     producing.start()
     while True:
-        message = ready.get()
-        if isinstance(message, Exception):
-            raise message
-        channel.send(message)
+        messages = [ready.get()]
+        # Several at once, if the parent is slower: of short rows, a message of its own would be most of the work.
+        while not isinstance(messages[-1], Exception) and len(messages) < _SENT_TOGETHER and not ready.empty():
+            messages.append(ready.get())
+        *before, last = messages
+        channel.send(before if isinstance(last, Exception) else messages)
+        if isinstance(last, Exception):
+            raise last
 
 
 def _produce(plan: WorkerPlan, cursors: Int64s, ready: "queue.Queue[Message]") -> None:

@@ -1,6 +1,6 @@
 """Messages between a tokenizing worker and its parent: the plan and the initial cursors, then frames.
 
-parent --WorkerPlan, cursors--> worker --Frame, or the text of a note--> parent
+parent --WorkerPlan, cursors--> worker --lists of Frame, or the text of a note--> parent
 """
 
 from collections.abc import Iterator
