@@ -17,13 +17,13 @@ class Knot:
 
 
 def test_it_collects_at_its_steps_only_and_is_restored_afterwards() -> None:
-    with pytest.raises(ZeroDivisionError), scheduled_gc() as collect_after:
+    with pytest.raises(ZeroDivisionError), scheduled_gc() as garbage:
         assert not gc.isenabled()
         knot = weakref.ref(Knot())
         for step in range(1, 100):
-            collect_after(step)
+            garbage.after_step(step)
         assert knot() is not None
-        collect_after(100)
+        garbage.after_step(100)
         assert knot() is None
         raise ZeroDivisionError
     assert gc.isenabled() and gc.get_freeze_count() == 0
