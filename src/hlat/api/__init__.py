@@ -18,34 +18,12 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
-    from hlat.api.checkpoints import average as average
-    from hlat.api.checkpoints import evaluate as evaluate
-    from hlat.api.checkpoints import evaluate_tasks as evaluate_tasks
-    from hlat.api.checkpoints import export as export
-    from hlat.api.checkpoints import generate as generate
-    from hlat.api.checkpoints import import_model as import_model
-    from hlat.api.checkpoints import load_model as load_model
-    from hlat.api.checkpoints import watch as watch
-    from hlat.api.hosts import doctor as doctor
-    from hlat.api.hosts import launch_local as launch_local
-    from hlat.api.hosts import submit_kubernetes as submit_kubernetes
-    from hlat.api.hosts import submit_slurm as submit_slurm
-    from hlat.api.planning import choose_cluster as choose_cluster
-    from hlat.api.planning import choose_model_size as choose_model_size
-    from hlat.api.planning import compare_plans as compare_plans
-    from hlat.api.planning import plan as plan
-    from hlat.api.recipes import draft_recipe as draft_recipe
-    from hlat.api.recipes import load_recipe as load_recipe
-    from hlat.api.records import compare_runs as compare_runs
-    from hlat.api.records import metrics as metrics
-    from hlat.api.records import report as report
-    from hlat.api.records import runs as runs
-    from hlat.api.records import show_run as show_run
-    from hlat.api.training import TrainingResult as TrainingResult
-    from hlat.api.training import compile_cache as compile_cache
-    from hlat.api.training import rehearse as rehearse
-    from hlat.api.training import train as train
-    from hlat.api.training import unpack_cache as unpack_cache
+    from hlat.api.checkpoints import *
+    from hlat.api.hosts import *
+    from hlat.api.planning import *
+    from hlat.api.recipes import *
+    from hlat.api.records import *
+    from hlat.api.training import *
 
 __getattr__ = lazily(
     __name__,

@@ -19,50 +19,26 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
-    from hlat.data.corpus_files import list_files as list_files
-    from hlat.data.formats.base import WHOLE_FILE as WHOLE_FILE
-    from hlat.data.formats.rows import InputFile as InputFile
-    from hlat.data.formats.rows import Row as Row
-    from hlat.data.input_check import InputReport as InputReport
-    from hlat.data.input_check import check_inputs as check_inputs
-    from hlat.data.online.loader import OnlineData as OnlineData
-    from hlat.data.online.loader import OnlineLoader as OnlineLoader
-    from hlat.data.online.loader import StreamProgress as StreamProgress
-    from hlat.data.online.prepare import open_validation_sets as open_validation_sets
-    from hlat.data.online.prepare import prepare_recipe_data as prepare_recipe_data
-    from hlat.data.online.prepare import prepare_validation_sets as prepare_validation_sets
-    from hlat.data.prepare.corpus import ProgressCallback as ProgressCallback
-    from hlat.data.prepare.partitions import find_partition_folders as find_partition_folders
-    from hlat.data.prepare.partitions import merge_partition_folders as merge_partition_folders
-    from hlat.data.prepare.partitions import partition_folder as partition_folder
-    from hlat.data.prepare.partitions import prepare_partition as prepare_partition
-    from hlat.data.prepare.partitions import train_tokenizer as train_tokenizer
-    from hlat.data.prepare.verification import verify_and_seal as verify_and_seal
-    from hlat.data.prepare.verification import verify_data as verify_data
-    from hlat.data.prepared.manifest import MANIFEST_FILE as MANIFEST_FILE
-    from hlat.data.prepared.manifest import read_data_manifest as read_data_manifest
-    from hlat.data.prepared.prepared_folder import PreparedData as PreparedData
-    from hlat.data.prepared.prepared_folder import check_tokenizer as check_tokenizer
-    from hlat.data.prepared.prepared_folder import check_vocabulary as check_vocabulary
-    from hlat.data.prepared.prepared_folder import open_prepared as open_prepared
-    from hlat.data.prepared.summary import LengthStatistics as LengthStatistics
-    from hlat.data.prepared.summary import Summary as Summary
-    from hlat.data.prepared.summary import TextSample as TextSample
-    from hlat.data.prepared.summary import summarize as summarize
-    from hlat.data.samples.order import Mixture as Mixture
-    from hlat.data.samples.order import is_weighted as is_weighted
-    from hlat.data.samples.order import phase_weights as phase_weights
-    from hlat.data.samples.training_data import Batch as Batch
-    from hlat.data.samples.training_data import TrainingData as TrainingData
-    from hlat.data.samples.training_data import ValidationData as ValidationData
-    from hlat.data.source_file import SourceFile as SourceFile
-    from hlat.data.tokenizers.base import Tokenizer as Tokenizer
-    from hlat.data.tokenizers.load import check_export as check_export
-    from hlat.data.tokenizers.load import load_tokenizer as load_tokenizer
-    from hlat.data.tokenizers.load import vocabulary_texts as vocabulary_texts
-    from hlat.data.tokenizers.tokenizer_files import is_like_qwen2 as is_like_qwen2
-    from hlat.data.tokenizers.training import train_bpe as train_bpe
-    from hlat.runtime.storage.local_files import write_atomic as write_atomic
+    from hlat.data.corpus_files import *
+    from hlat.data.formats.base import *
+    from hlat.data.formats.rows import *
+    from hlat.data.input_check import *
+    from hlat.data.online.loader import *
+    from hlat.data.online.prepare import *
+    from hlat.data.prepare.corpus import *
+    from hlat.data.prepare.partitions import *
+    from hlat.data.prepare.verification import *
+    from hlat.data.prepared.manifest import *
+    from hlat.data.prepared.prepared_folder import *
+    from hlat.data.prepared.summary import *
+    from hlat.data.samples.order import *
+    from hlat.data.samples.training_data import *
+    from hlat.data.source_file import *
+    from hlat.data.tokenizers.base import *
+    from hlat.data.tokenizers.load import *
+    from hlat.data.tokenizers.tokenizer_files import *
+    from hlat.data.tokenizers.training import *
+    from hlat.runtime.storage.local_files import *
 
 __getattr__ = lazily(
     __name__,
@@ -84,7 +60,6 @@ __getattr__ = lazily(
         "samples.order": "Mixture is_weighted phase_weights",
         "samples.training_data": "Batch TrainingData ValidationData",
         "source_file": "SourceFile",
-        "stores.local_files": "write_atomic",
         "tokenizers.base": "Tokenizer",
         "tokenizers.load": "check_export load_tokenizer vocabulary_texts",
         "tokenizers.tokenizer_files": "is_like_qwen2",

@@ -27,10 +27,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hlat.data import write_atomic
 from hlat.launch.hosts.network import Serve
 from hlat.launch.hosts.records import HostStatus, HostTable, host_file, write_record
 from hlat.launch.preflight.request import Peer, PreflightRequest
+from hlat.runtime.storage.local_files import write_atomic
 from hlat.runtime.version import hlat_version
 
 _POLL = 0.05  # seconds between looks, at first
