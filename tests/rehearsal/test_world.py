@@ -1,6 +1,7 @@
 """Rehearsals: selection of ranks, counts, and refusals."""
 
 from dataclasses import replace
+from functools import cache
 from multiprocessing import get_context
 
 import pytest
@@ -12,13 +13,20 @@ from hlat.hardware import load_catalog, parse_cluster
 from hlat.model.counts import count_parameters, flops_per_token
 from hlat.parallel.layout import Layout
 from hlat.planner.memory import ranks_of_interest
-from hlat.rehearsal import CATEGORIES, default_ranks, rehearsal_json, rehearse, rehearse_rank, world
+from hlat.rehearsal import CATEGORIES, RankReport, default_ranks, rehearsal_json, rehearse, rehearse_rank, world
 from hlat.rehearsal.plan import plan_step
 from hlat.runtime.distributed.join import Runtime, fake_rank, host_values, in_fake_world
 from hlat.runtime.errors import LaunchError
 from tests.support.rehearsal.small_recipes import SMALL, recipe_of
 
 PIPELINE = {"parallel": {"pipeline": 4, "tensor": 2, "zero": 1}, "batch": {"global_batch": 32, "micro_batch": 2}}
+
+
+@cache
+def alone(**precision: str) -> RankReport:
+    """Report of a run of one process."""
+    (report,) = rehearse(recipe_of(1, **({"precision": precision} if precision else {})), 1).ranks
+    return report
 
 
 def test_default_ranks_are_the_first_two_and_the_last_of_a_pipeline() -> None:
@@ -48,8 +56,7 @@ def test_a_rank_has_the_layers_of_its_stage_and_sends_to_its_neighbours() -> Non
 
 
 def test_the_flops_of_one_process_are_those_of_the_model() -> None:
-    recipe = recipe_of()
-    (report,) = rehearse(recipe, 1).ranks
+    recipe, report = recipe_of(1), alone()
     tokens = recipe.batch.global_batch * recipe.data.sequence_length
     model, length = recipe.model, recipe.data.sequence_length
     # Attention recomputes its scores in backward: five products of s x s, where the model counts four.
@@ -65,9 +72,9 @@ def test_checkpoint_bytes_of_all_ranks_add_up_to_the_model(mode: str, each: int)
     """Weights and optimizer state of every parameter, once however replicated, and the additions of rank 0."""
     recipe = recipe_of(4, parallel={"tensor": 2, "zero": 1}, precision={"mode": mode}, batch={"micro_batch": 4})
     reports = rehearse(recipe, 4, range(4)).ranks
-    alone = rehearse(recipe_of(1, precision={"mode": mode}), 1).ranks[0].checkpoint_bytes
-    assert sum(report.checkpoint_bytes for report in reports) == alone
-    assert 0 < alone - each * count_parameters(recipe.model).total < 20_000, (
+    whole = alone(mode=mode).checkpoint_bytes
+    assert sum(report.checkpoint_bytes for report in reports) == whole
+    assert 0 < whole - each * count_parameters(recipe.model).total < 20_000, (
         "random number generators and a step counter"
     )
 
@@ -80,7 +87,7 @@ def test_auto_precision_resolves_for_the_device_of_the_run(monkeypatch, device: 
     monkeypatch.setattr(world, "has_fast_bf16", lambda device: fast)
     found = rehearse(recipe_of(1, run={"device": device}, precision={"mode": "auto"}), 1)
     assert found.recipe.precision.mode == rehearsal_json(found)["precision"] == mode
-    assert found.ranks == rehearse(recipe_of(1, precision={"mode": mode}), 1).ranks
+    assert list(found.ranks) == [alone(mode=mode)]
 
 
 def test_a_rank_needs_the_same_in_a_world_a_thousand_times_larger() -> None:
@@ -93,8 +100,7 @@ def test_a_rank_needs_the_same_in_a_world_a_thousand_times_larger() -> None:
 
 
 def test_categories_add_up_to_the_peak_and_contain_their_tensors() -> None:
-    recipe = recipe_of(1)
-    (report,) = rehearse(recipe, 1).ranks
+    recipe, report = recipe_of(1), alone()
     parameters = 4 * count_parameters(recipe.model).total
     assert list(report.peak) == list(CATEGORIES)
     assert sum(report.peak.values()) == report.peak_bytes
