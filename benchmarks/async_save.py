@@ -202,8 +202,8 @@ def work(arguments):
     """Run one rank."""
     from hlat.checkpoint.async_saver import run_saver
     from hlat.checkpoint.format.filesystem import Disk
-    from hlat.runtime.helper_process import start_helper
     from hlat.runtime.distributed.join import joined_run
+    from hlat.runtime.helper_process import start_helper
     from hlat.runtime.process import rank_info
 
     process = start_helper(partial(run_saver, rank_info=rank_info(), make_disk=Disk))
