@@ -21,7 +21,7 @@ CEILINGS = {
     "cli": (2526, 21820),
     "compilation": (305, 3119),
     "config": (3868, 35343),
-    "data": (9780, 101962),
+    "data": (9536, 99672),
     "draft": (360, 3676),
     "evaluation": (2487, 26756),
     "hardware": (762, 7360),
@@ -36,7 +36,7 @@ CEILINGS = {
     "resilience": (1177, 12225),
     "runtime": (5193, 46509),
     "sweep": (306, 3325),
-    "tracking": (1570, 14717),
+    "tracking": (1483, 13943),
     "training": (3176, 30630),
 }
 

@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from hlat.runtime import helper_process as helper_module
 from hlat.runtime.backend import table
 from hlat.runtime.errors import DataError, HlatError, StorageError
-from hlat.runtime.helper_process import Channel, PeerEnded, start_helper
+from hlat.runtime.helper_process import Channel, PeerEnded, start_helper, start_program
 
 
 @pytest.fixture(params=["fork", "new interpreter"])
@@ -173,3 +174,13 @@ def test_a_forked_helper_does_not_run_the_parents_cleanup(tmp_path: Path):
         with (tmp_path / "ends").open("a") as file:
             file.write("x")
     assert (tmp_path / "ends").read_text() == "x"
+
+
+def test_modules_of_the_current_folder_do_not_hide_those_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "pickle.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    process = start_program(f"{__name__}:echo")
+    process.send("more")
+    assert process.receive(60) == ("more", [], True)
+    process.kill()
