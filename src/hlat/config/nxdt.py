@@ -1,12 +1,12 @@
 """A recipe from the YAML configuration of NxDT (NeuronX Distributed Training).
 
-    YAML --interpolations resolved--> settings --RULES, one for each--> fields of a recipe, notes
+    YAML --interpolations resolved--> settings --TRANSLATIONS, one for each--> fields of a recipe, notes
     --overrides, checks--> text of a recipe file with the notes as comments, and what is still missing
 
 Interpolations are those of OmegaConf: ``${a.b}`` from the root, ``${.b}`` from the same section.
 
-A name of RULES that ends in ``.*`` stands for a whole section. A setting that is not there is reported as unknown: NxDT
-itself ignores unknown and misspelt settings silently.
+A name of TRANSLATIONS that ends in ``.*`` stands for a whole section. A setting that is not there is reported as
+unknown: NxDT itself ignores unknown and misspelt settings silently.
 """
 
 import re
@@ -93,7 +93,7 @@ _KERNELS = "kernels are chosen by what the device has."
 _ALIGNMENT = "fine-tuning, preference optimization and adapters are not hlat's: it pre-trains."
 _EXPERTS = "hlat has no mixtures of experts."
 
-RULES: dict[str, Rule] = {
+TRANSLATIONS: dict[str, Rule] = {
     "name": to("run.name"),
     "model_source": unneeded("both kinds become the same recipe fields."),
     "seed": to("training.seed"),
@@ -270,7 +270,7 @@ ABSENT: dict[str, Rule] = {
 """Settings whose default in NxDT is not hlat's, with the rule for a file that lacks them."""
 
 
-_SECTIONS = {name.partition(".")[0] for name in RULES}
+_SECTIONS = {name.partition(".")[0] for name in TRANSLATIONS}
 _COMMENT_WIDTH = 116  # of comment lines
 
 
@@ -342,21 +342,25 @@ def _settings(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
     for name, value in node.items():
         key = f"{prefix}{name}"
         # A mapping is a setting of its own if a rule is for the whole of it.
-        if key in RULES or (f"{key}.*" in RULES and not _has_rules_below(key)) or not isinstance(value, Mapping):
+        if (
+            key in TRANSLATIONS
+            or (f"{key}.*" in TRANSLATIONS and not _has_rules_below(key))
+            or not isinstance(value, Mapping)
+        ):
             yield key, value
         else:
             yield from _settings(value, f"{key}.")
 
 
 def _has_rules_below(key: str) -> bool:
-    return any(name.startswith(f"{key}.") and name != f"{key}.*" for name in RULES)
+    return any(name.startswith(f"{key}.") and name != f"{key}.*" for name in TRANSLATIONS)
 
 
 def _apply_rule(translation: Translation, key: str, value: Any) -> None:
     section = key.rpartition(".")[0]
-    rule = RULES.get(key) or RULES.get(f"{key}.*") or RULES.get(f"{section}.*")
+    rule = TRANSLATIONS.get(key) or TRANSLATIONS.get(f"{key}.*") or TRANSLATIONS.get(f"{section}.*")
     if rule is None:
-        hint = suggestion(key, RULES)
+        hint = suggestion(key, TRANSLATIONS)
         translation.lose(key, f"not a setting that NxDT is known to read; it ignores others silently. {hint}".rstrip())
         return
     rule(translation, key, value)

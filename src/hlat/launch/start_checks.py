@@ -1,12 +1,12 @@
 """Checks of a start: what would stop a run minutes after its command, or is odd, before anything has started.
 
-    valid sections of a recipe, Here (this machine) --> StartPlace --CHECKS, in the order of the table-->
+    valid sections of a recipe, Here (this machine) --> StartPlace --START_CHECKS, in the order of the table-->
         files     written folders, corpus, sequence length, weights to start from, tasks   --> Problem
         machine   device, precision, schedule, memory, disk                                --> Problem, SettingNote
         odd       short text, many passes, validation, tokenizer, files, cores             --> SettingNote
 
 A problem stops the run; a note is a warning. ``start_examination`` runs the checks. To add one, write a function of a
-``StartPlace`` and add its line to ``CHECKS``.
+``StartPlace`` and add its line to ``START_CHECKS``.
 """
 
 import os
@@ -403,7 +403,7 @@ def note_cores(place: StartPlace) -> Iterator[SettingNote]:
 StartCheck = Callable[[StartPlace], Iterator[Problem | SettingNote]]
 """Yields problems, which stop a run, and notes, which do not."""
 
-CHECKS: tuple[StartCheck, ...] = (
+START_CHECKS: tuple[StartCheck, ...] = (
     check_written_folders,
     check_device,
     check_precision,

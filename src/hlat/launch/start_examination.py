@@ -1,7 +1,7 @@
 """The examination of a start, before any process of a run: ``hlat check`` and ``hlat train`` both are this.
 
     load the recipe --> its problems ------------------------+
-    CHECKS on its valid sections, in a forked process -------+--load_and_check--> one RecipeError, or StartReport:
+    START_CHECKS on its valid sections, in a forked process -------+--load_and_check--> one RecipeError, or StartReport:
                                                                                   the recipe and warnings
     packages of hosted trackers are found; a process of its own imports components of other packages
         --check_extensions--> RecipeError or LaunchError with the package's name
@@ -78,9 +78,9 @@ def load_and_check(load: Callable[[], Recipe], here: Here, *, forked: bool = Fal
 
 
 def _find(place: StartPlace) -> tuple[list[Problem], list[SettingNote]]:
-    from hlat.launch.start_checks import CHECKS  # noqa: PLC0415 - they import libraries of file formats
+    from hlat.launch.start_checks import START_CHECKS  # noqa: PLC0415 - they import libraries of file formats
 
-    found = [finding for check in CHECKS for finding in check(place)]
+    found = [finding for check in START_CHECKS for finding in check(place)]
     problems = [finding for finding in found if isinstance(finding, Problem)]
     return problems, [finding for finding in found if isinstance(finding, SettingNote)]
 
