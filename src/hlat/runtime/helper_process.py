@@ -71,14 +71,14 @@ class PeerEnded(EOFError):
 
 
 @dataclass(frozen=True)
-class _Failure:
+class _HelperError:
     """Last message of a helper whose work has raised an error."""
 
     kind: type[Exception]
     text: str
 
     @classmethod
-    def of(cls, error: BaseException) -> "_Failure":
+    def of(cls, error: BaseException) -> "_HelperError":
         # The class may be of a module that the parent has not, or take other arguments: the nearest one of hlat.
         kinds = [kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__]
         return cls(kinds[0], str(error)) if kinds else cls(RuntimeError, "".join(traceback.format_exception(error)))
@@ -213,7 +213,7 @@ class HelperProcess:
             raise end from None
         if received is None:
             return None
-        if isinstance(received[0], _Failure):
+        if isinstance(received[0], _HelperError):
             raise received[0].error(self._name)
         return received[0]
 
@@ -429,7 +429,7 @@ def _run(channel: Channel, work: Work) -> int:
         return 0
     except BaseException as error:
         with contextlib.suppress(PeerEnded):
-            channel.send(_Failure.of(error))
+            channel.send(_HelperError.of(error))
         return 1
     return 0
 
