@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from hlat.data.tokenizers.load import vocabulary_texts as vocabulary_texts
     from hlat.data.tokenizers.tokenizer_files import is_like_qwen2 as is_like_qwen2
     from hlat.data.tokenizers.training import train_bpe as train_bpe
-    from hlat.runtime.storage.local_files import write_atomic as write_atomic
 
 __getattr__ = lazily(
     __name__,
@@ -84,7 +83,6 @@ __getattr__ = lazily(
         "samples.order": "Mixture is_weighted phase_weights",
         "samples.training_data": "Batch TrainingData ValidationData",
         "source_file": "SourceFile",
-        "stores.local_files": "write_atomic",
         "tokenizers.base": "Tokenizer",
         "tokenizers.load": "check_export load_tokenizer vocabulary_texts",
         "tokenizers.tokenizer_files": "is_like_qwen2",

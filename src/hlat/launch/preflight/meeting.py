@@ -30,9 +30,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from hlat.data import write_atomic
 from hlat.launch.preflight.request import Peer
 from hlat.runtime.distributed.addresses import listen
+from hlat.runtime.storage.local_files import write_atomic
 
 _MEETING_FOLDER = "doctor"
 _POLL = 0.05  # seconds between looks, at first

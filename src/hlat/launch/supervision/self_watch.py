@@ -30,7 +30,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hlat.config import Recipe
-from hlat.data import write_atomic
 from hlat.launch.metrics_process import metrics_server
 from hlat.launch.supervision.incidents import ObservedHang, RunEvents
 from hlat.launch.worker_process import ErrorReport, write_report
@@ -46,6 +45,7 @@ from hlat.resilience import (
 )
 from hlat.runtime.logs import log_path
 from hlat.runtime.process import rank_info
+from hlat.runtime.storage.local_files import write_atomic
 
 _ALARM = "alarm"
 _Identity = tuple[int, int] | None
