@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from hlat.data.tokenizers.load import *
     from hlat.data.tokenizers.tokenizer_files import *
     from hlat.data.tokenizers.training import *
-    from hlat.runtime.storage.local_files import *
 
 __getattr__ = lazily(
     __name__,
