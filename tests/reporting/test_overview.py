@@ -37,6 +37,7 @@ def test_a_run_shows_its_last_numbers_curve_and_recipe(runs: list[Path]) -> None
     assert found.numbers["loss"] == 4.0 - 150 / 200 and found.numbers["tokens"] == 150_000
     assert found.validation == {"validation": 3.5, "code": 2.5}
     assert list(found.loss) == [(1000.0 * step, 4.0 - step / 200) for step in range(25, 151, 25)]
+    assert list(found.loss[-2:]) == list(found.loss)[-2:] and found.loss[-1] in found.loss
     said = command("show", runs[1]).stdout
     assert "other: killed" in said and "1,000,000 parameters" in said and "optimizer.lr = 0.5" in said
     assert "code loss" in said and "█" in said and "▁" in said

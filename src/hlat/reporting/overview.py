@@ -15,10 +15,10 @@ import json
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import yaml
 
@@ -30,11 +30,13 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _NUMBERS = ("step", "tokens", "loss", "val_loss", "val_bits_per_byte", "tokens_per_second", "mfu", "memory_bytes")
 
 
-class Curve:
+class Curve(Sequence[tuple[float, float]]):
     """Pairs of tokens and the loss there, in the order of the file, in 16 bytes each: a run may log a million."""
 
-    def __init__(self) -> None:
+    def __init__(self, pairs: Iterable[tuple[float, float]] = ()) -> None:
         self.tokens, self.losses = array("d"), array("d")
+        for pair in pairs:
+            self.append(*pair)
 
     def append(self, tokens: float, loss: float) -> None:
         self.tokens.append(tokens)
@@ -43,7 +45,13 @@ class Curve:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __getitem__(self, index: int) -> tuple[float, float]:
+    @overload
+    def __getitem__(self, index: int) -> tuple[float, float]: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Curve": ...
+    def __getitem__(self, index: int | slice) -> "tuple[float, float] | Curve":
+        if isinstance(index, slice):
+            return Curve(zip(self.tokens[index], self.losses[index], strict=True))
         return self.tokens[index], self.losses[index]
 
     def __iter__(self) -> Iterator[tuple[float, float]]:
