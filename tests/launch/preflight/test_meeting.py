@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import stat
 import sys
 import threading
@@ -40,7 +41,8 @@ def test_hosts_meet_exchange_reports_and_leave_nothing(tmp_path: Path):
     for node in range(3):
         old = HostStatus(node, f"earlier{node}", 7, "", "", 0, 1, "")
         write_record(host_file(folder, node), old)
-        (folder / f"earlier{node}-verdict.json").write_text(json.dumps({"stale": True}))
+        (folder / f"earlier{node}").mkdir()
+        (folder / f"earlier{node}" / "earlier0-verdict.json").write_text(json.dumps({"stale": True}))
     verdicts = {}
 
     def host(node: int) -> None:
@@ -80,6 +82,31 @@ def test_a_host_that_does_not_come_or_stops_counting_is_left_behind(tmp_path: Pa
     hosts[0]._stop.set()
     with pytest.raises(TimeoutError, match="no sign of life from host 0"):
         hosts[1].read_first("second")
+
+
+def test_a_meeting_that_begins_while_another_ends_keeps_its_files(tmp_path: Path):
+    old = meet(tmp_path / "doctor", 0, 1, patience=3)
+    new = meet(tmp_path / "doctor", 0, 1, patience=3)
+    new.post("host", {"here": 1})
+    old.leave()
+    assert new.gather("host", [0]) == {0: {"here": 1}}
+    new.leave()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_host_is_waited_for_that_reported_long_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first = meet(tmp_path, 0, 2, patience=60)
+    other = meet(tmp_path, 1, 2, patience=60)
+    other.post("host", {})
+    assert set(first.gather("host", [1])) == {1}
+    monkeypatch.setattr(meetings, "_SILENCE", -1.0)  # any time is too long
+    waits: list[bool] = []
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: waits.append(host_file(tmp_path, 1).exists()))
+    leaving = threading.Thread(target=first.leave)
+    leaving.start()
+    other.leave()
+    leaving.join()
+    assert waits == [False]
 
 
 def test_without_host_0_another_gives_up(tmp_path: Path):

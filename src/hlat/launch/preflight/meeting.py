@@ -1,14 +1,15 @@
 """The meeting of the hosts: they exchange reports as files in a folder of the run, and connect to each other.
 
-    <run.dir>/doctor/host-00001.json        ``HostStatus`` of host 1, written twice a second: while its count grows, as
-                                            seen on the clock of the host that looks, host 1 is alive (``HostTable``)
-                     0f3a...-ranks.json     report of this start of a host for the stage "ranks"
+    <run.dir>/doctor/host-00001.json    ``HostStatus`` of host 1, written twice a second: while its count grows, as
+                                        seen on the clock of the host that looks, host 1 is alive (``HostTable``)
+                     0f3a.../           folder of the meeting of this start of host 0
+                       77b2...-ranks.json     report of this start of a host for the stage "ranks"
 
     connect --token--> serve_links of another host      time:  ask_time --> difference of clocks
                                                        data:  measure_rate --> bytes per second
 
-Files of an earlier meeting do not disturb: their starts count no more. A client that does not know the token of a host,
-which hosts exchange through the folder, is cut off.
+Files of another meeting do not disturb: those of an earlier one count no more, and one that begins while another ends
+has a folder of its own. A client that does not know the token of a host, which hosts exchange there, is cut off.
 """
 
 import hmac
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.launch.hosts.network import Serve
-from hlat.launch.hosts.records import HostStatus, HostTable, host_file, write_record
+from hlat.launch.hosts.records import HostStatus, HostTable, host_file, parse_status, write_record
 from hlat.launch.preflight.request import Peer, PreflightRequest
 from hlat.runtime.storage.local_files import write_atomic
 from hlat.runtime.version import hlat_version
@@ -50,18 +51,19 @@ class Meeting:
     OSError: the folder cannot be written. TimeoutError: host 0 did not come in time.
     """
 
-    def __init__(self, folder: Path, request: PreflightRequest) -> None:
-        self.folder, self._node, self._patience = folder, request.node, request.options.patience
+    def __init__(self, root: Path, request: PreflightRequest) -> None:
+        self._root, self._node, self._patience = root, request.node, request.options.patience
         incarnation = secrets.token_hex(8)
         self._own = HostStatus(request.node, incarnation, 0, request.name, "", 0, request.nproc, hlat_version())
-        self._table, self._stop = HostTable(folder), threading.Event()
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)  # reports have the tokens of the hosts
+        self._table, self._stop = HostTable(root), threading.Event()
+        root.mkdir(parents=True, exist_ok=True)
+        if request.node == 0:
+            (root / incarnation).mkdir(mode=0o700)  # reports have the tokens of the hosts
         self._beat()
         self._beating = threading.Thread(target=self._keep_beating, name="alive", daemon=True)
         self._beating.start()
-        if request.node != 0:
-            self._await_first()
+        self._first = incarnation if request.node == 0 else self._await_first()
+        self.folder = root / self._first  # of this meeting only
 
     def post(self, stage: str, report: Report) -> None:
         """Publish the report of this host."""
@@ -79,7 +81,7 @@ class Meeting:
             self._table.refresh(waiting - {self._node})
             found |= {node: report for node in sorted(waiting) if (report := self._read(stage, node)) is not None}
             # A host that has not come yet may still come; one that has, and is silent, is lost.
-            waiting = {node for node in waiting - found.keys() if not _SILENCE < self._table.silence(node) < math.inf}
+            waiting = {node for node in waiting - found.keys() if not self._is_lost(node)}
             if not waiting or time.monotonic() > deadline:
                 return found
             time.sleep(pause)
@@ -95,33 +97,53 @@ class Meeting:
         """End the meeting; host 0 waits until the others have read the verdict, and removes all files."""
         self._stop.set()
         self._beating.join()
+        own = host_file(self._root, self._node)
         if self._node == 0:
-            deadline, others = time.monotonic() + _LEAVING, set(self._table.living(_SILENCE)) - {0}
-            while time.monotonic() < deadline and any(host_file(self.folder, node).exists() for node in others):
+            self._table.refresh()
+            deadline, others = time.monotonic() + _LEAVING, self._table.living(math.inf).keys() - {0}
+            while time.monotonic() < deadline and any(host_file(self._root, node).exists() for node in others):
                 time.sleep(_POLL)
-            shutil.rmtree(self.folder, ignore_errors=True)
-            return
+            # The next meeting may have begun, which its host 0 has written there. Else the rest is of killed ones.
+            is_last = self._writer(own) == self._first
+            shutil.rmtree(self._root if is_last else self._root / self._first, ignore_errors=True)
         with suppress(OSError):
-            host_file(self.folder, self._node).unlink()
-            self.folder.rmdir()  # if host 0 has never come
+            if self._node != 0:
+                own.unlink(missing_ok=True)
+            self._root.rmdir()  # unless another host or meeting has files there
 
-    def _await_first(self) -> None:
+    def _await_first(self) -> str:
+        """Wait for a sign of life of host 0; return its start."""
         deadline = time.monotonic() + self._patience
         while self._table.silence(0) == math.inf:
             if time.monotonic() > deadline:
                 self.leave()
-                raise TimeoutError(f"no sign of life from host 0 in {self.folder}")
+                raise TimeoutError(f"no sign of life from host 0 in {self._root}")
             time.sleep(_POLL)
             self._table.refresh([0])
+        return self._table.living(math.inf)[0].incarnation
+
+    def _is_lost(self, node: int) -> bool:
+        """Return True if a host has been alive, and is silent; for host 0 also if it has been started anew."""
+        seen = self._table.seen(node)
+        if node == 0 and seen is not None and seen.status.incarnation != self._first:
+            return True
+        return _SILENCE < self._table.silence(node) < math.inf
+
+    @staticmethod
+    def _writer(file: Path) -> str | None:
+        with suppress(OSError):
+            status = parse_status(file.read_bytes())
+            return None if status is None else status.incarnation
+        return None
 
     def _beat(self) -> None:
         self._own = replace(self._own, count=self._own.count + 1)
-        write_record(host_file(self.folder, self._node), self._own)
+        write_record(host_file(self._root, self._node), self._own)
 
     def _keep_beating(self) -> None:
         while not self._stop.wait(_BEAT):
             with suppress(OSError):
-                self.folder.mkdir(mode=0o700, exist_ok=True)  # the end of an earlier meeting may have removed it
+                self._root.mkdir(exist_ok=True)  # the end of an earlier meeting may have removed it
                 self._beat()
 
     def _read(self, stage: str, node: int) -> Report | None:
