@@ -260,6 +260,8 @@ def _all_reduce_rate(device_type: str, world: int) -> float:
         seconds = [process.receive(until - time.monotonic()) for process in processes]
     except PeerEnded as end:
         raise LaunchError(f"a process of the all-reduce measurement exited with code {end.code}") from end
+    except RuntimeError as error:  # of gloo or NCCL, with its traceback
+        raise LaunchError(str(error)) from error
     finally:
         for process in processes:
             process.kill()

@@ -134,15 +134,17 @@ def _started(
 ) -> Iterator[list["subprocess.Popen[bytes]"]]:
     """Run commands, and kill those still running at the end of the block; each has a function that gets its lines.
 
-    ``closing``: seconds to wait for the last lines of each; None without a limit.
+    ``closing``: seconds to wait for the last lines of each, and both of its streams are read, so that a warning is
+    never in the middle of a report; None: no limit, and lines in the order in which they were printed.
     """
     processes: list[subprocess.Popen[bytes]] = []
     threads: list[threading.Thread] = []
     try:
         for command, show in zip(commands, shows, strict=True):
-            processes.append(_start(command))
-            threads.append(threading.Thread(target=copy_lines, args=(processes[-1].stdout, show), daemon=True))
-            threads[-1].start()
+            processes.append(_start(command, subprocess.STDOUT if closing is None else subprocess.PIPE))
+            for stream in filter(None, (processes[-1].stdout, processes[-1].stderr)):
+                threads.append(threading.Thread(target=copy_lines, args=(stream, show), daemon=True))
+                threads[-1].start()
         yield processes
     finally:
         for process in processes:
@@ -152,13 +154,13 @@ def _started(
         thread.join(closing)
 
 
-def _start(command: HostCommand) -> "subprocess.Popen[bytes]":
+def _start(command: HostCommand, errors: int) -> "subprocess.Popen[bytes]":
     try:
         return subprocess.Popen(
             command.words,
             stdin=subprocess.PIPE if command.is_remote else subprocess.DEVNULL,  # Ctrl-C for the terminal over there
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=errors,
             start_new_session=True,  # a terminal's Ctrl-C reaches this process only, which forwards it once
             env={**os.environ, "PYTHONUNBUFFERED": "1"},  # lines are shown when they are printed, though into a pipe
         )

@@ -38,6 +38,7 @@ from hlat.runtime.process import INTERRUPTED_MESSAGE, LAUNCHER_ENV, STOP_SIGNALS
 from hlat.runtime.terminal import erase_line
 
 _POLL = 0.05  # seconds
+_SAVING = 30.0  # seconds to save after an error of the supervisor
 
 
 @dataclass(frozen=True)
@@ -257,6 +258,15 @@ class SpawnedRanks:
             # Each process leads its own session: a terminal's Ctrl-C reaches only this one, which forwards it once.
             self._processes[rank] = subprocess.Popen(command, stdout=out, stderr=err, env=own, start_new_session=True)
 
+    def save_and_stop(self) -> None:
+        """Ask those that still run to save and stop, and wait for them; not for ever."""
+        running = [process for process in self._processes.values() if process.poll() is None]
+        for process in running:
+            _signal_group(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + _SAVING
+        while any(process.poll() is None for process in running) and time.monotonic() < deadline:
+            time.sleep(_POLL)
+
     def end(self) -> None:
         """Kill those that still run."""
         for process in self._processes.values():
@@ -275,8 +285,8 @@ def launch_ranks(
 ) -> Iterator[SpawnedRanks]:
     """Launch this machine's ranks of a run whose store another process serves; ``environment`` has the secret.
 
-    Those still running at the end of the block are killed. ``show`` receives what they print, None leaves it on the
-    streams of this process.
+    Those still running at the end of the block are killed; after an error, they are asked to save first. ``show``
+    receives what they print, None leaves it on the streams of this process.
     """
     workers = SpawnedRanks(folder)
     try:
@@ -285,6 +295,9 @@ def launch_ranks(
             workers.start(places.first + local, command, variables, keeps_output=show is not None)
         with follow_output([file for rank in workers.pids for file in workers.output_files(rank)], show):
             yield workers
+    except BaseException:  # a bug in the supervisor must not lose the run's steps
+        workers.save_and_stop()
+        raise
     finally:
         workers.end()
 

@@ -1,8 +1,8 @@
 """The examination of a start, before any process of a run: ``hlat check`` and ``hlat train`` both are this.
 
-    load the recipe --> its problems ------------------------+
+    load the recipe --> its problems ------------------------------+
     START_CHECKS on its valid sections, in a forked process -------+--load_and_check--> one RecipeError, or StartReport:
-                                                                                  the recipe and warnings
+                                                                                        the recipe and warnings
     packages of hosted trackers are found; a process of its own imports components of other packages
         --check_extensions--> RecipeError or LaunchError with the package's name
 

@@ -373,7 +373,7 @@ def is_waiting(frame: FrameType) -> bool:
 
 
 def find_location(frame: FrameType) -> str:
-    """Innermost frame in hlat, as ``training/step.py:52 update``; empty if there is none."""
+    """Innermost frame in hlat, as ``training/loop.py:52 update``; empty if there is none."""
     innermost: FrameType | None = frame
     while innermost is not None:
         file = PurePath(innermost.f_code.co_filename).as_posix()

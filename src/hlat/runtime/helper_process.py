@@ -58,6 +58,7 @@ _HEAD = struct.Struct("<Q")  # bytes of the message that follows
 _MOST_DESCRIPTORS = 16
 _POLL = 0.05  # seconds
 _LOOK_AT_PARENT = 1.0  # seconds
+_REAP_SECONDS = 10.0  # a killed process ends at once, unless it waits in the kernel
 _STANDARD_ERROR = 2
 
 Work = Callable[["Channel"], None]
@@ -96,6 +97,7 @@ class Channel:
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
         """Send a message and open descriptors, which also stay open here; PeerEnded if the other process has."""
+        assert len(descriptors) <= _MOST_DESCRIPTORS, "the other side would not get them"
         content = pickle.dumps(message, _PICKLE)
         head = _HEAD.pack(len(content))
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
@@ -241,13 +243,18 @@ class HelperProcess:
         return self._process.wait()
 
     def kill(self) -> None:
-        """Close the channel and kill the helper with all that it has started; it has ended when this returns."""
+        """Close the channel, and kill the helper with all that it has started, unless it has ended by itself.
+
+        It has ended when this returns, unless a disk or a server has held it for seconds.
+        """
         self.channel.close()
         if not self.has_ended():
             with contextlib.suppress(ProcessLookupError):  # a fork that has no group of its own yet
                 os.killpg(self.pid, signal.SIGKILL)
             self._process.kill()
-        self._process.wait()
+        until = time.monotonic() + _REAP_SECONDS
+        while not self.has_ended() and time.monotonic() < until:
+            time.sleep(_POLL / 10)
 
 
 def start_helper(work: Work, progress_file: IO[bytes] | None = None) -> HelperProcess:

@@ -245,5 +245,8 @@ def filter_lines(path: Path, keep: Callable[[bytes], bool]) -> None:
     Raises:
         StorageError: the new file could not be written; the old one is unchanged, and no other file is left.
     """
-    with as_storage_error(path, "rewrite"), path.open("rb") as lines, atomic_file(path, sync_folder=True) as out:
-        out.writelines(line for line in lines if keep(line))
+    with as_storage_error(path, "rewrite"):
+        for rest in path.parent.glob(f"{path.name}.*.tmp"):  # of a killed process: only the run's own writes the file
+            rest.unlink(missing_ok=True)
+        with path.open("rb") as lines, atomic_file(path, sync_folder=True) as out:
+            out.writelines(line for line in lines if keep(line))

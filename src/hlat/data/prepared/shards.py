@@ -25,7 +25,7 @@ import numpy.typing as npt
 from hlat.data.documents import SPLITS, Split
 from hlat.data.prepared.manifest import DataManifest, read_data_manifest, shard_file
 from hlat.data.stores.local_files import AtomicFileWriter, ContentRecord
-from hlat.runtime.errors import DataError
+from hlat.runtime.errors import DataError, HlatError
 from hlat.runtime.helper_process import Channel, HelperProcess, PeerEnded, start_program
 from hlat.runtime.storage.local_files import sync_to_disk
 
@@ -271,6 +271,8 @@ class ShardContent:
                     self._unfinished = f"the process that compares them ended with code {end.code}" if end.code else ""
                 except DataError as error:
                     self._problem = str(error)
+                except (HlatError, RuntimeError):  # of the process, not of a shard: the run goes on
+                    self._unfinished = "the process that compares them ended with code 1"
                 process.close()
         if self._problem:
             raise DataError(self._problem)
