@@ -127,12 +127,12 @@ def test_waiting_for_other_ranks_is_recognized_from_the_innermost_frame(file, wa
     def frame(name, line, function, back=None):
         return SimpleNamespace(f_code=SimpleNamespace(co_filename=name, co_name=function), f_lineno=line, f_back=back)
 
-    outer = frame("/x/hlat/training/step.py", 36, "accumulate_gradients", frame("/x/hlat/training/loop.py", 9, "run"))
+    outer = frame("/x/hlat/training/loop.py", 36, "accumulate_gradients", frame("/x/hlat/training/loop.py", 9, "run"))
     inner = frame(file, 5, "inner", outer)
     assert is_waiting(inner) is waits
     own = "parallel/parallel_model.py:5 inner"
     assert find_location(inner) == (
-        own if own.partition(":")[0] in file else "training/step.py:36 accumulate_gradients"
+        own if own.partition(":")[0] in file else "training/loop.py:36 accumulate_gradients"
     )
 
 

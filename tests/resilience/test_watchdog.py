@@ -51,7 +51,7 @@ def test_a_phase_beyond_its_time_limit_is_a_hang():
     assert check(works(0, since=NOW - 19.9)) is None
     found = check(works(0, since=NOW - 20.1))
     assert (found.ranks, found.phase, found.step) == ([0], "forward", 7)
-    assert found.seconds == pytest.approx(20.1) and found.why.startswith("training/step.py")
+    assert found.seconds == pytest.approx(20.1) and found.why.startswith("training/loop.py")
     assert check(works(0, since=0.0), seconds=None) is None, "the watchdog is disabled"
 
 

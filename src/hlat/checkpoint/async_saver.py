@@ -321,6 +321,12 @@ class AsyncSaver:
             except PeerEnded as end:
                 self._drop_saver(f"ended with exit code {end.code}")
                 return
+            except (
+                HlatError,
+                RuntimeError,
+            ) as error:  # raised before the saver's own work, which reports errors itself
+                self._drop_saver(f"ended with exit code 1: {str(error).strip().rpartition('\n')[2]}")
+                return
             if message is None:
                 return
             if isinstance(message, SaverFailed):

@@ -139,9 +139,14 @@ class RemoteTier:
         return [name for name in manifest.files if _writer(name) % self._ranks.world == self._ranks.rank]
 
     def _send(self, folder: Path, files: Mapping[str, FileRecord]) -> None:
-        names = [f"{folder.name}/{name}" for name in files]
         with ThreadPoolExecutor(TRANSFERS) as pool:
-            list(pool.map(self._client.upload, map(folder.joinpath, files), names, files.values()))
+            # All are tried, also after one has failed: the next attempt has less to send.
+            sent = [
+                pool.submit(self._client.upload, folder / name, f"{folder.name}/{name}", record)
+                for name, record in files.items()
+            ]
+        for each in sent:
+            each.result()
 
     def _commit(self, folder: Path, manifest: CheckpointManifest) -> None:
         self._client.put(f"{folder.name}/{MANIFEST_NAME}", read_envelope(folder, MANIFEST_NAME))
@@ -213,8 +218,8 @@ class RemoteTier:
     def _receive(self, name: str, staging: Path, manifest: CheckpointManifest) -> list[str]:
         mine = self._files_of_this_rank(manifest)
         with ThreadPoolExecutor(TRANSFERS) as pool:
-            found = pool.map(lambda file: self._client.download(f"{name}/{file}", self._disk, staging / file), mine)
-            records = dict(zip(mine, found, strict=True))
+            found = [pool.submit(self._client.download, f"{name}/{file}", self._disk, staging / file) for file in mine]
+        records = {file: each.result() for file, each in zip(mine, found, strict=True)}
         # Every rank syncs the folders that it wrote to; rank 0 renames afterwards.
         with _writing():
             for folder in {(staging / file).parent for file in mine}:

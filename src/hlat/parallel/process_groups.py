@@ -172,22 +172,22 @@ def reduce_scatter(terms_R: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
 def differentiable(name: str, forward: Collective, backward: Collective) -> Collective:
     """Return a collective operation with autograd; ``backward`` makes of a gradient that of the input."""
 
-    class Exchange(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-            ctx.group = group
-            return forward(x, group)
+    def of_input(ctx: Any, x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return forward(x, group)
 
-        @staticmethod
-        @once_differentiable
-        def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-            return backward(grads[0], ctx.group), None
+    @once_differentiable
+    def of_gradient(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return backward(grads[0], ctx.group), None
+
+    # Named when it is created: torch then names the node of the backward pass after it, which profiles show.
+    methods = {"forward": staticmethod(of_input), "backward": staticmethod(of_gradient)}
+    function: Any = type(name, (torch.autograd.Function,), methods)
 
     def exchange(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-        out: torch.Tensor = Exchange.apply(x, group)  # type: ignore[no-untyped-call]
+        out: torch.Tensor = function.apply(x, group)
         return out
 
-    Exchange.__name__ = name  # in profiles
     return exchange
 
 

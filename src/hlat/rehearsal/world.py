@@ -280,22 +280,27 @@ def _outcomes(
         return
     # Not by fork, which torch's threads do not survive.
     start = partial(start_program, f"{__name__}:rehearse_ranks", name="a process of the rehearsal")
-    helpers = [start(recipe, world, device) for _ in range(count)]
+    helpers: list[HelperProcess] = []
     idle: SimpleQueue[HelperProcess] = SimpleQueue()
-    for helper in helpers:
-        idle.put(helper)
 
     def ask(rank: int) -> Outcome:
         helper = idle.get()
         try:
             helper.send(rank)
             outcome: Outcome = helper.receive()
+        except PeerEnded as end:
+            raise LaunchError(
+                f"{end}. If memory ran out, rehearse with fewer processes, or close other programs."
+            ) from None
         finally:  # also of a killed one: who waits for it learns that
             idle.put(helper)
         return outcome
 
     with ThreadPoolExecutor(count) as pool:
         try:
+            for _ in range(count):
+                helpers.append(start(recipe, world, device))
+                idle.put(helpers[-1])
             yield from pool.map(ask, ranks)
         finally:  # also of a rank's error: no thread waits for the others
             for helper in helpers:

@@ -110,19 +110,19 @@ def _plan_rows(run: RunRecord, plan: LayoutPrediction | None, price: float | Non
         ("time of a step", progress.step_seconds, duration),
         ("tokens per second", progress.rate, format_value),
         ("MFU", _median(run, "mfu"), "{:.1%}".format),
-        ("peak memory of a device", _scaled(run.last("memory_bytes"), 1 / _GIB), "{:.2f} GiB".format),
+        ("peak memory of a device", _divided(run.last("memory_bytes"), _GIB), "{:.2f} GiB".format),
         ("time so far", elapsed, duration),
         ("time to the end", left, duration),
-        ("days of the whole run", _scaled(whole, 1 / _DAY), "{:.3g}".format),
+        ("days of the whole run", _divided(whole, _DAY), "{:.3g}".format),
     ]
     if price is not None:
         for name, seconds in (("so far", elapsed), ("to the end", left), ("of the whole run", whole)):
-            actual.append((f"USD {name}", _scaled(seconds, price / _HOUR), "{:,.2f}".format))
+            actual.append((f"USD {name}", _divided(seconds, _HOUR, price), "{:,.2f}".format))
     return [(name, shown(planned.get(name), form), shown(value, form, "unknown")) for name, value, form in actual]
 
 
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
+def _divided(value: float | None, divisor: float, factor: float = 1.0) -> float | None:
+    return None if value is None else value / divisor * factor
 
 
 @dataclass(frozen=True)

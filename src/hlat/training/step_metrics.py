@@ -55,15 +55,15 @@ def reproducible_metrics(state: RunState, result: StepResult) -> dict[str, Any]:
 TRAINING_PHASES = ("data", "forward", "backward", "reduce", "optimizer", "device")
 
 
-def timing_metrics(state: RunState, tokens: int, seconds: dict[str, float]) -> dict[str, Any]:
-    """Return the metrics of machine and time since the last line, given the seconds of each phase. Collective."""
+def timing_metrics(state: RunState, tokens: int, memory: dict[str, int], seconds: dict[str, float]) -> dict[str, Any]:
+    """Return the metrics of machine and time since the last line, given those of memory and seconds of each phase."""
     # Training steps only, without evaluation and checkpoints.
     rate = tokens / sum(seconds.get(phase, 0.0) for phase in TRAINING_PHASES)
     return {
         "tokens_per_second": rate,
         "mfu": state.utilization(rate, "causal"),
         "mfu_full": state.utilization(rate, "full"),
-        **_memory_metrics(state),
+        **memory,
         "seconds": seconds,
     }
 
@@ -213,7 +213,8 @@ class MetricsLines(TrainingComponent):
 
     def _times(self) -> dict[str, Any]:
         tokens, self._tokens_before = self._state.tokens - self._tokens_before, self._state.tokens
-        return timing_metrics(self._state, tokens, self._reset_timer())
+        memory = _memory_metrics(self._state)  # before the timer begins anew: ranks wait for each other
+        return timing_metrics(self._state, tokens, memory, self._reset_timer())
 
     def _log(self, line: dict[str, Any]) -> None:
         if self._state.runtime.ranks.is_first:

@@ -31,8 +31,8 @@ def test_a_silent_rank_of_a_host_with_others_is_named_with_its_host():
 
 
 def test_a_rank_that_works_is_blamed_rather_than_those_that_wait_for_it():
-    found = verdict([report(0, "a"), report(1, "b", waiting=False, late=False, location="training/step.py:5 f")], 2, 1)
-    assert found.ranks == [1] and found.why == "waits for no other rank, in training/step.py:5 f"
+    found = verdict([report(0, "a"), report(1, "b", waiting=False, late=False, location="training/loop.py:5 f")], 2, 1)
+    assert found.ranks == [1] and found.why == "waits for no other rank, in training/loop.py:5 f"
 
 
 def test_if_all_ranks_of_several_hosts_wait_the_network_is_suspected():

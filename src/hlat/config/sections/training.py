@@ -7,7 +7,7 @@ The data-parallel degree is what is left: world / (tensor * pipeline * context).
 are pipeline, data, context, tensor. No field of the layout is fixed: a run may go on in another one.
 
 One sentence per field: this file is the manual. ``hlat.optim.table`` has the implementation of each kind of optimizer;
-its section class is here, at the end, and in the union ``AnyOptimizerConfig``.
+its section class is here, and in the union ``AnyOptimizerConfig``.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
