@@ -1,4 +1,4 @@
-"""What is said of a Slurm job: accelerators that it does not reserve or use, and a record that cannot be read."""
+"""Messages about a Slurm job: accelerators that it does not reserve or use, and a record that cannot be read."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What stops a run: a deadline, in time to save, and signals, of which a second one stops it at once."""
+"""Ends of a run from outside: a deadline, in time to save, and signals, of which a second one stops it at once."""
 
 import signal
 import subprocess

@@ -321,11 +321,9 @@ class AsyncSaver:
             except PeerEnded as end:
                 self._drop_saver(f"ended with exit code {end.code}")
                 return
-            except (
-                HlatError,
-                RuntimeError,
-            ) as error:  # raised before the saver's own work, which reports errors itself
-                self._drop_saver(f"ended with exit code 1: {str(error).strip().rpartition('\n')[2]}")
+            except (HlatError, RuntimeError) as error:  # before the saver's own work, which reports errors itself
+                reason = str(error).strip().splitlines()[-1]
+                self._drop_saver(f"ended with exit code 1: {reason}")
                 return
             if message is None:
                 return

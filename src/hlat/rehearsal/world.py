@@ -46,7 +46,7 @@ from hlat.runtime.backend.device import has_fast_bf16
 from hlat.runtime.backend.table import backend_of, simulated_backend
 from hlat.runtime.distributed.join import fake_rank
 from hlat.runtime.errors import LaunchError, PlanError
-from hlat.runtime.helper_process import Channel, HelperProcess, start_program
+from hlat.runtime.helper_process import Channel, HelperProcess, PeerEnded, start_program
 
 _KEPT = 4  # the first two and the last differ: gathered parameters, gradients to add to, reductions
 _REPEATED = 2  # index of the micro-batch that stands for those left out

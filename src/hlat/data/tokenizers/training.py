@@ -196,8 +196,13 @@ def train_here(channel: Channel, vocab_size: int, special: Sequence[str]) -> Non
     reading, writing = os.pipe()
     user = os.fdopen(os.dup(2), "wb", buffering=0)
     os.dup2(writing, 2)
-    threading.Thread(target=_report, args=(channel, os.fdopen(reading, "rb"), user), daemon=True).start()
-    channel.send(build_bpe(_received(channel), vocab_size, special, report=True))
+    os.close(writing)
+    reporter = threading.Thread(target=_report, args=(channel, os.fdopen(reading, "rb"), user), daemon=True)
+    reporter.start()
+    content = build_bpe(_received(channel), vocab_size, special, report=True)
+    os.dup2(user.fileno(), 2)  # no writer is left, so the reports end, and the last one is sent before the result
+    reporter.join()
+    channel.send(content)
 
 
 def _report(channel: Channel, lines: IO[bytes], user: IO[bytes]) -> None:

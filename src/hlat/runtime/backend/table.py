@@ -87,7 +87,6 @@ def expects_accelerator(device: str) -> bool:
     return device != _HOST
 
 
-@functools.cache  # asked by every operation
 def backend_of(device: "torch.device | str") -> "Backend":
     """Return the backend of a device or type, one per process; within ``simulated_backend`` the simulated one."""
     if _simulated:
@@ -102,12 +101,10 @@ _simulated: list["Backend"] = []  # innermost last
 def simulated_backend(backend: "Backend") -> Iterator[None]:
     """Let one backend answer every question within the block, for rehearsals of a device that is not here."""
     _simulated.append(backend)
-    backend_of.cache_clear()
     try:
         yield
     finally:
         _simulated.pop()
-        backend_of.cache_clear()
 
 
 def is_simulated() -> bool:
