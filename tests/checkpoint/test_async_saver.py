@@ -7,11 +7,13 @@ import signal
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
-from hlat.checkpoint.async_saver import SlowStorage
+from hlat.checkpoint.async_saver import AsyncSaver, SlowStorage
 from hlat.checkpoint.format.filesystem import Disk
 from hlat.checkpoint.protocol.reader import open_checkpoint
 from hlat.checkpoint.protocol.store import FailedAttempt, SaveResult, save_with_retries
@@ -166,6 +168,14 @@ def learn_of_the_lost_saver(rank: Rank, pipe: Connection) -> None:
 def test_a_saver_killed_before_the_savers_have_joined_is_reported_at_once(tmp_path: Path) -> None:
     with run_ranks(2, learn_of_the_lost_saver, tmp_path, at_start=kill_saver_of_rank_1) as (members, _):
         assert_succeeded(members)
+
+
+def test_a_saver_that_fails_before_its_work_is_lost_not_the_run() -> None:
+    saver = object.__new__(AsyncSaver)
+    failed = Mock(side_effect=RuntimeError("a helper process failed:\nImportError: no module"))
+    saver._lost, saver._process = "", SimpleNamespace(receive=failed, kill=lambda: None)
+    assert list(saver._receive(lambda: None)) == []
+    assert saver._lost == "ended with exit code 1: ImportError: no module"
 
 
 def lose_a_saver_in_a_save(rank: Rank, pipe: Connection) -> None:

@@ -3,12 +3,14 @@
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 import yaml
 
 from hlat.hardware import MeasuredMachine, load_catalog, machine, measure_machine, parse_cluster
+from hlat.runtime.errors import LaunchError
 
 
 def test_a_measured_machine_becomes_a_catalog(tmp_path: Path) -> None:
@@ -32,6 +34,13 @@ def test_an_all_reduce_sends_twice_the_share_of_the_other_ranks(monkeypatch: pyt
     process = SimpleNamespace(receive=lambda seconds: 0.5, kill=lambda: None)
     monkeypatch.setattr(machine, "start_program", lambda *_, **__: process)
     assert machine._all_reduce_rate("cpu", 4) == 2 * 3 / 4 * 32 * 2**20 / 0.5
+
+
+def test_an_error_of_the_library_that_reduces_is_one_of_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = SimpleNamespace(receive=Mock(side_effect=RuntimeError("gloo: no route")), kill=lambda: None)
+    monkeypatch.setattr(machine, "start_program", lambda *_, **__: process)
+    with pytest.raises(LaunchError, match="gloo: no route"):
+        machine._all_reduce_rate("cpu", 2)
 
 
 def test_a_cluster_has_the_measured_rates(tmp_path: Path) -> None:

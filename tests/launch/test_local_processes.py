@@ -3,6 +3,7 @@
 Each process gets each signal once, and saves.
 """
 
+import contextlib
 import os
 import signal
 
@@ -119,3 +120,18 @@ def test_ranks_have_their_variables_and_none_outlives_its_launcher(tmp_path):
         assert {os.getsid(pid) for pid in ranks.pids.values()} == set(ranks.pids.values())
     assert sorted(shown) == ["2 of 4 b", "3 of 4 b"]
     assert [ranks.poll(rank) for rank in (2, 3)] == [-signal.SIGKILL, -signal.SIGKILL]
+
+
+def test_ranks_may_save_after_an_error_of_their_supervisor(tmp_path):
+    shown: list[str] = []
+    command = ["sh", "-c", "trap 'touch saved-$RANK; exit 7' TERM; echo up; while :; do sleep 0.05; done"]
+    places = RankPlaces(first=0, nproc=2, world=2, node=0, address="10.0.0.1", port=7)
+    with (
+        pytest.raises(ZeroDivisionError),
+        contextlib.chdir(tmp_path),
+        launch_ranks(command, places, {}, tmp_path, shown.append) as ranks,
+    ):
+        wait_until(lambda: len(shown) == 2)
+        raise ZeroDivisionError
+    assert [ranks.poll(rank) for rank in (0, 1)] == [7, 7]
+    assert all((tmp_path / f"saved-{rank}").exists() for rank in (0, 1))

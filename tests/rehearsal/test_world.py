@@ -3,6 +3,8 @@
 from dataclasses import replace
 from functools import cache
 from multiprocessing import get_context
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from hlat.rehearsal import CATEGORIES, RankReport, default_ranks, rehearsal_json
 from hlat.rehearsal.plan import plan_step
 from hlat.runtime.distributed.join import Runtime, fake_rank, host_values, in_fake_world
 from hlat.runtime.errors import LaunchError
+from hlat.runtime.helper_process import PeerEnded
 from tests.support.rehearsal.small_recipes import SMALL, recipe_of
 
 PIPELINE = {"parallel": {"pipeline": 4, "tensor": 2, "zero": 1}, "batch": {"global_batch": 32, "micro_batch": 2}}
@@ -130,6 +133,14 @@ def test_problems_of_all_ranks_are_reported_once() -> None:
 def test_a_rank_outside_the_world_is_refused() -> None:
     with pytest.raises(LaunchError, match="no rank 8 in a world of 8"):
         rehearse(recipe_of(8), 8, [8])
+
+
+def test_a_process_that_is_killed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = PeerEnded("a process of the rehearsal was killed by signal 9")
+    process = SimpleNamespace(send=lambda rank: None, receive=Mock(side_effect=end), kill=lambda: None)
+    monkeypatch.setattr(world, "start_program", lambda *_, **__: process)
+    with pytest.raises(LaunchError, match=r"killed by signal 9\. If memory ran out"):
+        rehearse(recipe_of(32, **PIPELINE), 32, processes=2)
 
 
 def test_several_processes_give_the_result_of_one() -> None:

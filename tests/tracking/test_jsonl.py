@@ -194,7 +194,9 @@ def test_filtering_lines_is_atomic(crash_in: str, tmp_path: Path, monkeypatch: p
             filter_lines(path, lambda line: b"7" in line)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path], "nothing is left behind"
+    (tmp_path / "lines.jsonl.0f3a.tmp").touch()  # of a process that was killed
     filter_lines(path, lambda line: b"7" in line)
+    assert list(tmp_path.iterdir()) == [path]
     assert [record["step"] for record in read_records(path)] == [s for s in range(100) if "7" in str(s)]
 
 

@@ -14,6 +14,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -135,6 +136,13 @@ USERS: dict[Callable[[Material, Path], str], tuple[tuple[str, ...], str]] = {
 @pytest.fixture(scope="module")
 def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
     return Material(tmp_path_factory.mktemp("material"))
+
+
+def test_a_comparison_of_shards_that_fails_by_itself_ends_no_training(material: Material, tmp_path: Path):
+    content = ShardContent(material.prepared.dir, material.prepared.manifest, [tmp_path])
+    failed = Mock(side_effect=RuntimeError("no memory"))
+    content._process = SimpleNamespace(has_ended=lambda: True, receive=failed, close=lambda: None)
+    assert content.look_at_process() == "the process that compares them ended with code 1"
 
 
 def _kill_at(point: str, victim: str, report: Callable[[Any], None]) -> None:
