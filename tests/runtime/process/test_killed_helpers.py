@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -152,8 +153,9 @@ def _kill_at(point: str, victim: str, report: Callable[[Any], None]) -> None:
         if victim == "parent":
             report([child.pid for child in psutil.Process().children(recursive=True)])
             os.kill(os.getpid(), signal.SIGKILL)
-        os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its parent has not heard of it
+        with suppress(ProcessLookupError, ChildProcessError):  # another thread has killed it, and has waited for it
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its parent has not heard of it
 
     start, send, look, receive = HelperProcess.__init__, HelperProcess.send, HelperProcess.has_ended, Channel.receive
 
@@ -176,8 +178,9 @@ def _kill_at(point: str, victim: str, report: Callable[[Any], None]) -> None:
         found = receive(channel)
         if point == "answered":
             for child in psutil.Process().children():
-                if child.status() != psutil.STATUS_ZOMBIE:
-                    kill(child.pid)
+                with suppress(psutil.NoSuchProcess):
+                    if child.status() != psutil.STATUS_ZOMBIE:
+                        kill(child.pid)
         return found
 
     # For ever: the forked parent ends without returning to the test.
@@ -210,6 +213,12 @@ def _run(work: Callable[[Material, Path], str], point: str, victim: str, materia
     return json.loads(found)
 
 
+def _runs(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def _cases() -> Iterator[Any]:
     for work, (points, words) in USERS.items():
         for point in points:
@@ -225,8 +234,10 @@ def test_a_killed_side_leaves_no_process_and_no_half_file_and_the_other_is_told(
     found = _run(work, point, victim, material, tmp_path)
     if victim == "parent":
         assert found, "it had a helper"
-        _, alive = psutil.wait_procs([psutil.Process(pid) for pid in found if psutil.pid_exists(pid)], timeout=60)
-        assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+        for pid in found:
+            with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+                psutil.Process(pid).wait(60)
+        assert not [pid for pid in found if _runs(pid)]
     else:
         told, left = found
         assert words in told and not left
