@@ -3,13 +3,16 @@
 import logging
 import math
 import mmap
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hlat.optim import adamw
 from hlat.optim import cpu_kernels as native
 from hlat.optim.adamw import kernel_for
 from hlat.optim.adamw_reference import ROUNDINGS, ElementAddresses, Operands, update, update_lines
@@ -178,3 +181,14 @@ def _long(last: torch.Tensor, *shape: int) -> torch.Tensor:
     long = torch.frombuffer(memory, dtype=last.dtype).view(shape)
     long[-len(last) :] = last
     return long
+
+
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_a_device_whose_compiler_is_missing_updates_uncompiled_and_says_what_it_needs(
+    monkeypatch, caplog, has_compiler
+):
+    compiler = SimpleNamespace(is_available=lambda: has_compiler, package="a C compiler")
+    monkeypatch.setattr(adamw, "backend_of", lambda device: SimpleNamespace(compiler=compiler))
+    monkeypatch.setitem(sys.modules, "hlat.optim.adamw_triton", SimpleNamespace(update=update_lines))
+    assert adamw._triton_kernel(CPU) is (update_lines if has_compiler else None)
+    assert ("need a C compiler" in caplog.text) != has_compiler

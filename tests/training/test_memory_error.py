@@ -110,6 +110,16 @@ def test_nothing_is_advised_that_does_not_fit():
     assert "That fits: look for other programs" in small
 
 
+def test_no_change_that_is_tried_is_one_that_no_recipe_can_have(monkeypatch):
+    tried = []
+    monkeypatch.setattr(memory_error, "_first_fitting", lambda changes, *_: tried.extend(changes))
+    explained(recipe())
+    sizes = {change for changes in tried for change in changes if change.startswith("batch.micro_batch")}
+    assert sizes == {"batch.micro_batch=2", "batch.micro_batch=1"}
+    for changes in tried:
+        recipe(*changes)
+
+
 def test_a_restart_is_tried_only_after_steps_that_had_enough_memory():
     first, later = describe_error(explained(recipe())), describe_error(explained(recipe(), steps=7))
     assert (first.is_bug, first.retryable) == (False, False), "the supervisor ends the run"

@@ -12,8 +12,10 @@ from hlat.checkpoint.format.tensor_files import replicated_chunks
 from hlat.checkpoint.protocol.reader import open_checkpoint
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.config import BatchSchedule
+from hlat.config.sections.training import ParallelConfig
 from hlat.data.online.loader import CursorTable
 from hlat.data.samples.training_data import Batch
+from hlat.parallel.layout import Layout
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.errors import CheckpointError, DataError
 from hlat.runtime.progress import ProgressRecord, record_progress_in
@@ -183,3 +185,24 @@ def test_cursors_of_another_number_of_streams_are_refused(
     fitting = replicated_chunks({"data.cursors": torch.full((8, 2, 3), 7, dtype=torch.int64)})
     samples.restore(open_checkpoint(CheckpointStore(tmp_path / "fitting", 1).save(1, fitting, {})))
     assert (used.values == 7).all()
+
+
+@pytest.mark.parametrize("is_even", [True, False], ids=["streams shared out", "every rank has all streams"])
+def test_the_saved_cursor_of_a_stream_is_that_of_one_rank_whatever_the_layout(is_even: bool) -> None:
+    """Values of all ranks are added: over 2 data-parallel and 2 tensor-parallel ranks each counts once."""
+    layout = Layout.of(ParallelConfig(tensor=2), 4)
+    total = np.zeros((4, 1, 3), dtype=np.int64)
+    for rank in range(4):
+        index = layout.coordinates(rank).dp
+        cursors = CursorTable(4, 1)
+        owned = np.arange(4) if not is_even else np.arange(2 * index, 2 * index + 2)
+        cursors.values[owned] = 7
+        data = SimpleNamespace(cursors=lambda c=cursors: c, owned=lambda _, o=owned: o, notes=[])
+        data.is_evenly_assigned, data.loader = is_even, None
+        ranks = SimpleNamespace(rank=rank, all_reduce_sum=lambda values: values)
+        ranks.subgroup = lambda members, rank=rank: SimpleNamespace(is_first=members[0] == rank)
+        samples = OnlineBatchSource(data, ranks)
+        samples.reader(SimpleNamespace(layout=layout, data_index=index), 8)
+        (chunk,) = samples.state()
+        total += chunk.rows[0].numpy()
+    assert (total == 7).all()

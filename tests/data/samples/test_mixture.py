@@ -143,3 +143,10 @@ def test_every_item_occurs_as_often_as_its_list_is_repeated(
         counts = seen[start : start + n]
         assert counts.sum() == int(n * times)
         assert n == 0 or (counts.min() >= int(times) and counts.max() <= int(times) + (times % 1 > 0))
+
+
+def test_each_epoch_takes_another_part_of_a_list_of_which_it_takes_a_part() -> None:
+    """Half of 60 items a time: two draws without replacement are equal once in 60!/30!^2 = 10^17 pairs."""
+    order = EpochOrder([60, 7], [0.5, 1.0], 3, shuffle=True)
+    parts = [frozenset(order.items(epoch * 37 + np.arange(37)).tolist()) for epoch in range(6)]
+    assert len(set(parts)) == 6 and all(set(range(60, 67)) < part for part in parts)

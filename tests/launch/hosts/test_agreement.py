@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,6 +26,7 @@ from hlat.launch.hosts.records import (
     write_record,
 )
 from hlat.launch.hosts_job import ClusterStops
+from hlat.launch.supervision.cluster_attempts import ClusterAttempts
 from hlat.launch.supervision.remote_ranks import Bulletin, HostLimits
 from hlat.launch.worker_process import ErrorReport
 from tests.support.resilience.readings import reading
@@ -221,3 +223,24 @@ def test_one_signal_to_every_host_counts_once_and_a_second_to_any_counts():
     assert stops.received == [10, 2]
     statuses = {0: status(0)}
     assert stops.received == [10, 2], "a host that is gone takes nothing back"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"findings": ("a slow link", "no memory"), "link": "down", "attempt": 3}, "a slow link; no memory"),
+        ({"link": "down", "attempt": 3}, "down"),
+        ({"attempt": 3}, "it still ends processes of the last attempt"),
+        ({}, "it is being examined"),
+        ({"examined": 2}, "it does not answer at 10.0.0.2 port 1001"),
+    ],
+)
+def test_a_host_that_is_waited_for_is_named_with_the_first_reason(tmp_path, fields, reason):
+    host = status(1, **fields)
+    voice = SimpleNamespace(complain=print, show_event=print)
+    supervision = SimpleNamespace(voice=voice, run_dir=tmp_path, recovery=SimpleNamespace(hang_seconds=9.0))
+    run = SimpleNamespace(supervision=supervision, least=1, most=2)
+    bulletin = Bulletin(tmp_path, Orders(1, 0, "a", "l"))
+    bulletin.suspect(1, 2)
+    attempts = ClusterAttempts(run, SimpleNamespace(living=lambda _: {0: status(0), 1: host}), bulletin)
+    assert attempts._missing({0: status(0)}) == f"1 of 1 to 2 hosts are ready (h1: {reason})"

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 from torch.distributed.pipelining.schedules import _Action, _add_send_recv
 
+from hlat.config import parse_recipe
+from hlat.parallel.layout import StepShape
 from hlat.parallel.stages.in_flight import PENDING_SENDS, pass_order, peak_instants, posted_receives
 from hlat.parallel.stages.transient_memory import transient_bytes
 from hlat.planner.memory import estimate_rank_memory, rank_memory
@@ -116,3 +118,22 @@ def test_a_budget_limits_the_activations_of_blocks(layout):
         for each in (step, limited)
     ]
     assert most[0] > 1.5 * 2**30 and most[1] == pytest.approx(2**30)
+
+
+def test_what_a_pass_keeps_follows_the_budget_of_the_recipe_in_gib():
+    model = {"vocab_size": 4096, "layers": 8, "hidden_size": 1024, "intermediate_size": 4096, "heads": 8}
+
+    def activations(budget_gib: float) -> float:
+        content = {
+            "model": model,
+            "data": {"path": "none", "sequence_length": 4096, "tokenizer": {"train": "char"}},
+            "batch": {"global_batch": 1, "micro_batch": 1},
+            "memory": {"activation_checkpointing": "budget", "budget_gib": budget_gib},
+            "precision": {"mode": "mixed"},
+            "training": {"steps": 9},
+        }
+        found = transient_bytes(StepShape.of(parse_recipe(content), 1), 0, (8,), (True, True), 1.0)
+        return max(moment.get("activations", 0) for moment in found)
+
+    assert activations(0.75) - activations(0.5) == 2**28
+    assert activations(40) == activations(30), "more than all of them"

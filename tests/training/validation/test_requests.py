@@ -12,6 +12,7 @@ from hlat.training.validation.tasks import (
     TaskRequest,
     encode_requests,
     read_requests,
+    row_lengths,
     task_scores,
     write_requests,
 )
@@ -100,3 +101,12 @@ def test_requests_that_were_changed_since_a_checkpoint_are_told(change):
     assert evaluation(request(**change)).changes_since({}) == []  # of a version that recorded nothing
     [found] = evaluation(request(**change)).changes_since(saved)
     assert "requests of evaluation.tasks" in found.path and found.old != found.new
+
+
+@pytest.mark.parametrize(
+    ("longest", "multiple", "lengths"),
+    [(1024, 1, [128, 256, 512, 1024]), (1536, 512, [1536]), (2048, 512, [512, 1024, 2048]), (100, 4, [100])],
+)
+def test_rows_are_padded_to_halves_of_the_longest_that_context_parallel_ranks_can_share(longest, multiple, lengths):
+    assert row_lengths(longest, multiple) == lengths
+    assert all(length % multiple == 0 for length in lengths)
