@@ -137,8 +137,8 @@ def test_too_few_tokens_are_an_error(prepared: PreparedData, tmp_path: Path) -> 
         ValidationData(without, 32)
 
 
-def test_a_short_source_of_one_corpus_is_refused_only_if_samples_are_drawn_from_it(tmp_path: Path) -> None:
-    """Its text is less than a sample: with weights none can come from it, without them it is just the end of a text."""
+def test_a_source_shorter_than_a_sample_is_refused_only_if_samples_are_drawn_from_it(tmp_path: Path) -> None:
+    """Its text is less than a sample. A mixture would draw from it; a corpus whose sources repeat leaves it out."""
     sources = []
     for name, count in (("long", 20), ("short", 1)):
         write_jsonl(tmp_path / f"{name}.jsonl", documents(count, 300))
@@ -146,6 +146,7 @@ def test_a_short_source_of_one_corpus_is_refused_only_if_samples_are_drawn_from_
     weighted = [{**source, "weight": 1} for source in sources]
     section = {"sources": sources, "tokenizer": {"vocab_size": 300}, "validation": {"fraction": 0}}
     prepared = prepare(DataConfig.model_validate(section), tmp_path / "out", workers=1)
-    assert training_data(prepared, 800, 0, sources=sources).samples_per_epoch > 1
+    repeated = [{**sources[0], "repeat": 2}, sources[1]]
+    assert training_data(prepared, 800, 0, sources=repeated).samples_per_epoch > 1
     with pytest.raises(DataError, match="of source short are too few for one sample, which takes 801"):
         training_data(prepared, 800, 0, sources=weighted)
