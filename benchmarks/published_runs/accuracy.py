@@ -15,8 +15,8 @@ import numpy as np
 from hlat.hardware import Catalog
 from hlat.planner.cost.calibration import INTERVAL_SHARE
 from hlat.planner.problem.workload import Column, StepLayout, WorkloadColumns
-from published_runs.constants_fit import ConstantsFit, prior_constants
-from published_runs.intervals import LeftOutErrors, borrows
+from published_runs.constants_fit import fit_products, prior_constants
+from published_runs.intervals import LeftOutErrors
 from published_runs.one_constant import one_constant_steps
 from published_runs.order import PairErrors
 from published_runs.program import run_steps
@@ -83,7 +83,7 @@ def _rows(runs: list[PublishedRun]) -> list[Row]:
     steps = {
         "prior_only": run_steps(columns, prior_constants()).step,
         "fitted": run_steps(columns).step,
-        "left_out": _left_out_steps(columns, measured, sources, families),
+        "left_out": _left_out_steps(columns, measured, sources),
         "one_constant": one_constant_steps(columns, measured, np.array(sources), np.array(families)),
     }
     errors = LeftOutErrors(measured / steps["left_out"], families, sources, [run.spread for run in runs])
@@ -144,20 +144,14 @@ def layout_kind(layout: StepLayout) -> str:
     return f"TP+{sharded}" if layout.tensor > 1 else sharded
 
 
-def _left_out_steps(
-    columns: WorkloadColumns, measured: Column, sources: Sequence[str], families: Sequence[str]
-) -> Column:
-    """Step times of each run, with constants fitted to the runs of all other sources.
-
-    Runs of families that borrow another's constants take no part in a fit: their errors are about the loan.
-    """
+def _left_out_steps(columns: WorkloadColumns, measured: Column, sources: Sequence[str]) -> Column:
+    """Step times of each run, with the constant fitted to the runs of all other sources."""
     groups = np.array(sources)
-    own = np.array([not borrows(name) for name in families])
-    fit = ConstantsFit(columns, measured, np.char.add(groups, np.array(families)))
     steps = np.empty(len(measured))
     for name in np.unique(groups):
         rows = groups == name
-        steps[rows] = run_steps(columns.take(rows), fit.fit(~rows & own)).step
+        others = fit_products(columns.take(~rows), measured[~rows], groups[~rows])
+        steps[rows] = run_steps(columns.take(rows), others).step
     return steps
 
 

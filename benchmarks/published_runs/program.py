@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.planner.cost.calibration import Constants
-from hlat.planner.cost.program import Program, balanced_layers, blocks_and_ends
+from hlat.planner.cost.program import Program, balanced_layers
 from hlat.planner.cost.step_time import StepTimes, step_times
 from hlat.planner.problem.workload import Column, SoftwareProfile, StepLayout, Workload, WorkloadColumns, block_products
 
@@ -23,6 +23,9 @@ exponentials and division 8 each, their sum 4; product with the incoming gradien
 torch.nn.functional.cross_entropy on fp32 logits moves between 40 and that: its softmax reads rows that are too long for
 a processor more than once.
 """
+EXPOSED_TENSOR = 0.5
+"""Share of overlapped tensor-parallel communication that remains exposed: the first chunk of a gather and the last of a
+scatter have nothing to overlap with, and communication kernels take processors from products."""
 _CAST = 2 + 1 + 1  # bytes per element: read in 16 bits, written in 8 bits as is and transposed
 _TRANSPOSITION = 1 + 1
 
@@ -51,24 +54,18 @@ class RunSoftware(SoftwareProfile):
         overlaps_tensor: True if tensor-parallel communication overlaps with its matrix products.
         overlaps_sums: True if what is sent once per step (sums of gradients) overlaps with passes too.
         overlaps_context: True if the exchange of keys and values overlaps with attention.
-        extra_kernels: kernels of a layer's forward pass that the host launches besides those of every eager program.
         transformer_engine: True if fp8 is Transformer Engine's: casts are fused, and tensor ranks gather in fp8.
         balances_stages: True if the last stages of a pipeline have fewer layers, since they have the head.
         divides_head: True if the head is divided over all stages of a pipeline (vocabulary parallelism).
-        zeroed_sums: True if sums of gradients start from zeros, to which the first micro-batch is added too.
-        causal_softmax: True if the softmax of written scores reads only those that a causal mask leaves.
         recomputes_sums: True if recomputation of a block repeats its last all-reduce, whose result is not needed.
     """
 
     overlaps_tensor: bool = False
     overlaps_sums: bool = True
     overlaps_context: bool = False
-    extra_kernels: int = 0
     transformer_engine: bool = False
     balances_stages: bool = False
     divides_head: bool = False
-    zeroed_sums: bool = False
-    causal_softmax: bool = False
     recomputes_sums: bool = False
 
 
@@ -82,23 +79,6 @@ class RunWorkload(Workload):
 
 class RunProgram(Program):
     """Choices of the programs of published runs, by the fields above."""
-
-    def kernels(self, columns: WorkloadColumns) -> Column:
-        """Kernels of a layer's forward pass."""
-        return super().kernels(columns) + columns.extra_kernels
-
-    def softmax_bytes(self, columns: WorkloadColumns) -> tuple[Column | float, Column | float]:
-        """Memory traffic of masked softmax and dropout per score in memory, forward and backward.
-
-        Megatron-LM's softmax for causal masks (scaled_upper_triang_masked_softmax.h) reads half of the scores and
-        writes all, forward and backward.
-        """
-        forward, backward = super().softmax_bytes(columns)
-        return forward - columns.causal_softmax, backward - 2 * columns.causal_softmax
-
-    def added_sums(self, columns: WorkloadColumns) -> Column | float:
-        """Share of the micro-batches whose gradients are added to the sums of the step."""
-        return np.where(columns.zeroed_sums > 0, 1.0, super().added_sums(columns))
 
     def cast_times(self, columns: WorkloadColumns, constants: Constants) -> tuple[Column, Column]:
         """Seconds of a layer's casts to 8 bits, forward and backward.
@@ -123,14 +103,9 @@ class RunProgram(Program):
         narrow = (columns.transformer_engine > 0) & (columns.sequence_parallel > 0)
         return np.where(narrow, 3 / 4, 1.0)  # mean of a gather and a scatter
 
-    def exposed_tensor(self, columns: WorkloadColumns, constants: Constants) -> Column | float:
+    def exposed_tensor(self, columns: WorkloadColumns) -> Column | float:
         """Share of the tensor axis' communication that no product hides."""
-        return np.where(columns.overlaps_tensor > 0, constants.column("exposed_tensor", columns), 1.0)
-
-    def context_exchange(self, columns: WorkloadColumns, start: Column, step: Column, passage: Column) -> Column:
-        """Seconds of one exchange of keys and values; a ring starts anew in each of its steps."""
-        ring = (columns.context - 1) * (step + start)
-        return np.where(columns.overlaps_context > 0, ring, super().context_exchange(columns, start, step, passage))
+        return np.where(columns.overlaps_tensor > 0, EXPOSED_TENSOR, 1.0)
 
     def context_waits(
         self, columns: WorkloadColumns, once: Column, attention_forward: Column, attention_backward: Column
@@ -153,20 +128,11 @@ class RunProgram(Program):
         """Seconds of a layer's forward pass that full recomputation repeats, where it keeps some results or layers."""
         kept = (1 - columns.recomputed_products) * products + (1 - columns.recomputed_attention) * attention
         skipped = np.where(columns.recomputes_sums > 0, 0.0, sums / 2)
-        return columns.recomputed_layers * (forward - skipped - kept - columns.early_stop * last)
+        return columns.recomputed_layers * (forward - skipped - kept - last)
 
     def hides_sums(self, columns: WorkloadColumns) -> NDArray[np.bool_]:
         """True where passes hide what the data axis exchanges once per step."""
         return super().hides_sums(columns) & (columns.overlaps_sums > 0)
-
-    def gathers(self, columns: WorkloadColumns, weights: Column) -> Column:
-        """Gathers (or scatters) in which all weights of a rank travel over the data axis.
-
-        FSDP has one per block. Megatron-LM fills buckets of 40 million weights, or of one million for each rank if that
-        is more, so that steps stay long.
-        """
-        buckets = np.ceil(weights / np.maximum(40e6, 1e6 * columns.shards))
-        return np.select([columns.zero == 0, columns.zero >= 2], [1.0, blocks_and_ends(columns)], buckets)
 
     def slowest_stage(
         self, columns: WorkloadColumns, layer: Column, head: Column, embedding: Column

@@ -21,6 +21,7 @@ from published_runs.reader.frameworks import (
     is_async_tensor,
     is_compiled,
     is_fused,
+    is_overlapping,
     read_attention,
 )
 from published_runs.reader.interconnects import Network, machine_network, read_network
@@ -43,6 +44,7 @@ __all__ = [
     "is_async_tensor",
     "is_compiled",
     "is_fused",
+    "is_overlapping",
     "is_unstated",
     "lower",
     "machine_network",

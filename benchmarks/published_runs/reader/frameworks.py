@@ -46,19 +46,18 @@ class Framework:
         flash_since: first month, as year x 100 + month, in which it had a flash kernel; 0 for always.
         first_until: month until which that was FlashAttention 1 (or Triton's, or xformers').
         composes: True if its Llama models are eager code whose norms and rotations are separate operations.
+        overlaps_sums: True if what is exchanged once per step (sums of gradients, ZeRO 1's weights) overlaps with
+            passes unless told otherwise.
         third: True if it takes cuDNN's or a comparable kernel where the hardware has one.
         fused_loss: True if the loss is one kernel, forward and backward, rather than composed of torch's operations.
         products_add_since: first month, as year x 100 + month, in which its products added gradients of weights to the
             sums of the step themselves; 1 for always, 0 for never.
         pads_vocabulary: True if it pads the vocabulary to a multiple of 128 on every tensor rank.
-        zeroes_sums: True if it sums gradients in buffers that it sets to zero, not in torch's ``.grad``.
-        causal_softmax: True if its softmax of scores in memory reads only those that a causal mask leaves.
         repeats_blocks: True if it recomputes blocks to their end, the last all-reduce included.
         transformer_engine: True if its fp8 is Transformer Engine's.
         selective: meaning of "selective" recomputation.
         shards_sequence: True if tensor parallelism has sequence parallelism unless told otherwise.
         interpreted: True if Python launches the kernels of eager programs; False for programs in C.
-        extra_kernels: kernels of a layer's forward pass that the host launches besides those of every eager program.
     """
 
     name: str
@@ -73,18 +72,16 @@ class Framework:
     flash_since: int = 0
     first_until: int = 202307
     composes: bool = False
+    overlaps_sums: bool = True
     third: bool = False
     fused_loss: bool = False
     products_add_since: int = 0
     pads_vocabulary: bool = False
-    zeroes_sums: bool = False
-    causal_softmax: bool = False
     repeats_blocks: bool = False
     transformer_engine: bool = False
     selective: Selective = "attention"
     shards_sequence: bool = True
     interpreted: bool = True
-    extra_kernels: int = 0
 
     def adds_apart(self, date: int) -> bool:
         """True if kernels of their own add gradients of weights, at a date (0 if it is unknown: its last state)."""
@@ -97,33 +94,33 @@ class Framework:
 # Megatron-Core and NeMo set ``cross_entropy_loss_fusion``; MosaicML, lit-gpt and InternEvo take FlashAttention's
 # kernel, Paddle and OneFlow have one of their own. ``gradient_accumulation_fusion`` is on in Megatron-LM since apex has
 # the kernel (2022-03), off in NeMo Megatron 22 ("only used with pipeline parallelism"), and no option of DeepSpeed.
-# Megatron-LM and what is built on it have ``make-vocab-size-divisible-by`` 128, ``masked_softmax_fusion`` by default,
-# and ``main_grad`` buffers; DeepSpeed's optimizers set gradients to None. Functions that recompute all of a block
+# Megatron-LM and what is built on it have ``make-vocab-size-divisible-by`` 128. Functions that recompute all of a block
 # are ``CheckpointFunction`` of Megatron-LM (tensor_parallel/random.py) and DeepSpeed (activation_checkpointing/
 # checkpointing.py), Paddle's ``RecomputeFunction``; torch's own stops early since 2.1.
 # fms-fsdp reduces gradients in bf16 (fms_fsdp/policies/mixed_precision.py). Sequence parallelism is off unless asked
 # for in InternEvo (docs, parallel.rst: mode "mtp"), Colossal-AI (ShardConfig), Megatron-DeepSpeed (arguments.py).
-# nanotron (July 2024) launches 14 kernels more per layer: sums of masks, zeros, copies of queries, keys and values.
+# Megatron-LM's Llama had RMSNorm and rotations of torch's operations (its fused norm is LayerNorm's; Transformer Engine
+# has both), and ``overlap-grad-reduce`` is off unless given; so is DeepSpeed's ``overlap_comm`` below ZeRO 3.
 # The first entry that occurs decides: combinations before their parts, and first names that mention another program.
 FRAMEWORKS = (
     Framework("Meta", r"meta internal", third=True),
     Framework("OneFlow", r"oneflow\S*|libai", fused=True, flash_since=202212, fused_loss=True),
     Framework("NxDT", r"neuronx?\S*|nxdt?|optimum[- ]neuron|torchneuron", xla=True, fused=True, third=True),
     Framework("Megatron-DeepSpeed", r"megatron[- ]?deepspeed|deepspeed ?\+ ?megatron|gpt-?neox", sixteen_bit_sums=True,
-              flash_since=202301, pads_vocabulary=True, causal_softmax=True, repeats_blocks=True,
+              flash_since=202301, pads_vocabulary=True, repeats_blocks=True, composes=True, overlaps_sums=False,
               selective="granularity", shards_sequence=False),
     Framework("NeMo Megatron", r"nemo[- ]megatron(?:-launcher)?|nemo ?(?:1\.)?2[12]\.\d+\S*", flash_since=202303,
-              pads_vocabulary=True, zeroes_sums=True, causal_softmax=True, repeats_blocks=True,
+              pads_vocabulary=True, repeats_blocks=True,
               selective="granularity"),
     Framework("Megatron-Core", r"megatron[- ]?(?:core|bridge)|mcore|nemo(?: framework)? ?(?:2[4-9](?:\.\d+)*|2\.\d\S*)|"
               r"megascale|mlperf\S*", fused=True, overlaps_tensor=True, interleaves=True, third=True, fused_loss=True,
-              products_add_since=1, pads_vocabulary=True, zeroes_sums=True, causal_softmax=True, repeats_blocks=True,
+              products_add_since=1, pads_vocabulary=True, repeats_blocks=True,
               transformer_engine=True, selective="granularity"),
     Framework("NeMo", r"nemo\S*", fused=True, flash_since=202303, third=True, fused_loss=True,
-              products_add_since=1, pads_vocabulary=True, zeroes_sums=True, causal_softmax=True, repeats_blocks=True,
+              products_add_since=1, pads_vocabulary=True, repeats_blocks=True,
               transformer_engine=True, selective="granularity"),
     Framework("Megatron-LM", r"megatron(?:-lm)?", flash_since=202301, products_add_since=202204,
-              pads_vocabulary=True, zeroes_sums=True, causal_softmax=True, repeats_blocks=True,
+              pads_vocabulary=True, repeats_blocks=True, composes=True, overlaps_sums=False,
               transformer_engine=True, selective="granularity"),
     Framework("MaxText", r"maxtext|jax\S*|pax\S*|praxis|t5x|easylm|levanter|flax|marin|tpu-recipes", "accelerator",
               xla=True, fused=True, shards=True, third=True),
@@ -135,7 +132,7 @@ FRAMEWORKS = (
     Framework("LLM Foundry", r"composer|llm[- ]?foundry|mosaicml\S*|mpt", shards=True, first_until=202401,
               fused_loss=True, transformer_engine=True),
     Framework("OLMo", r"olmo(?:-core)?", shards=True),
-    Framework("nanotron", r"nanotron", extra_kernels=14),
+    Framework("nanotron", r"nanotron"),
     Framework("picotron", r"picotron"),
     Framework("llm.c", r"llm\.c", fused=True, interpreted=False, third=True, fused_loss=True, products_add_since=1),
     Framework("litgpt", r"lit-?gpt|tinyllama", shards=True, fused_loss=True),
@@ -145,7 +142,7 @@ FRAMEWORKS = (
     Framework("PyTorch FSDP", r"fsdp2?", shards=True, composes=True),
     Framework("PyTorch DDP", r"ddp", composes=True),
     Framework("DeepSpeed", r"deepspeed|accelerate|transformers|axolotl|hf trainer", sixteen_bit_sums=True,
-              flash_since=202307, composes=True, repeats_blocks=True),
+              flash_since=202307, composes=True, repeats_blocks=True, overlaps_sums=False),
     Framework("xformers", r"xformers|fair internal|metaseq", flash_since=202211),
     Framework("litgpt", r"lightning", shards=True, fused_loss=True),
     Framework("PyTorch FSDP", r"pytorch|torch|nanogpt|nanochat", shards=True, composes=True),
@@ -153,7 +150,7 @@ FRAMEWORKS = (
               repeats_blocks=True),
     Framework("ATorch", r"atorch", shards=True, composes=True),
     Framework("Primus", r"primus", flash_since=202301, products_add_since=1, pads_vocabulary=True,
-              zeroes_sums=True, causal_softmax=True, repeats_blocks=True,
+              repeats_blocks=True,
               transformer_engine=True, selective="granularity"),
     Framework("Transformer Engine", r"transformer[- ]?engine|te", fused=True, third=True, products_add_since=1,
               transformer_engine=True),
@@ -179,7 +176,7 @@ _SECOND_KERNELS = r"sdpa|flex-?attention|scaled dot product attention"
 _COMPILED = r"torch\.compile|compiled?|inductor"
 _UNCOMPILED = r"no[- ]compile|not compiled|without compil\S*|eager"
 _ASYNC_TENSOR = r"async[- ]?tp|asynctp|async tensor\S*|tp[- ]?(?:comm[- ]?)?overlap\S*|overlap\S* tp|userbuffers"
-_FUSED = r"transformer[- ]?engine"
+_FUSED = r"transformer[- ]?engine|(?:rms|layer) ?norm kernel|fused (?:rms|layer) ?norm"
 _ARXIV = re.compile(r"(?<!\d)(2[0-6])(0[1-9]|1[0-2])\.\d{5}(?!\d)")
 _MONTH = re.compile(r"(?<!\d)(20[12]\d)[-./](0[1-9]|1[0-2])(?!\d)")
 _CALENDAR = re.compile(r"(?:nemo|bridge|pytorch|release|nemo megatron)\D{0,14}?(2[1-9])\.(0[1-9]|1[0-2])(?!\d)")
@@ -282,6 +279,11 @@ def is_compiled(text: str) -> bool:
 def is_fused(text: str) -> bool:
     """True if pointwise operations are said to run in fused kernels."""
     return has_word(_FUSED, lower(text))
+
+
+def is_overlapping(text: str) -> bool:
+    """True if sums of gradients are said to overlap with passes."""
+    return has_word(r"overlap[-_ ](?:grad|param|comm)\S*|overlapped\S*", lower(text))
 
 
 def is_async_tensor(text: str) -> bool:

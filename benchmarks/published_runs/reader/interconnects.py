@@ -4,7 +4,7 @@
 
     clause    = [count "x" | rails] (rate | technology [rate]) ["x" count] [scope]
     rate      = number unit | number "/" number unit       (Gb/s, Gbps, GB/s, Tb/s, 400G)
-    scope     = "per" (node | chip | adapter)
+    scope     = "per" (node | chip | adapter) | "between nodes" | "inter-node"
 
 Rates of technologies are those of one port, four lanes wide: InfiniBand Trade Association, roadmap
 (FDR 56, EDR 100, HDR 200, NDR 400, XDR 800 Gb/s); NVIDIA's adapters (ConnectX-6 200, -7 400, -8 800); HPE Slingshot-10
@@ -20,7 +20,7 @@ from published_runs.reader.texts import has_word, is_unstated, plain
 
 _PORTS = {
     "hdr100": 100, "ndr200": 200, "fdr": 56, "edr": 100, "hdr": 200, "ndr": 400, "xdr": 800, "qdr": 40,
-    "(?:connectx|cx)-?5": 100, "(?:connectx|cx)-?6": 200, "(?:connectx|cx)-?7": 400, "(?:connectx|cx)-?8": 800,
+    **{f"(?:connectx|cx)[- ]?{number}": rate for number, rate in ((5, 100), (6, 200), (7, 400), (8, 800))},
     "quantum-?2": 400, "quantum-?x800": 800, "slingshot[- ]?10": 100, "slingshot[- ]?11": 200, "omni-?path": 100,
 }  # fmt: skip
 """Gb/s of one port."""
@@ -44,10 +44,15 @@ _SCOPE = re.compile(rf"(?:per|/|each)\s*(?:(?P<node>{_NODE})|(?P<chip>{_CHIP})|(
 _NUMBER = r"\d[\d,]*(?:\.\d+)?"
 _RATE = re.compile(
     rf"(?P<one>{_NUMBER})(?:\s*/\s*(?P<two>{_NUMBER}))?\s*-?"
-    r"(?P<size>[KMGTkmgt])i?(?P<unit>bytes?|bits?|[bB](?![a-zA-Z])|[bB](?=ps|PS)|(?=\s|$|[),;/]))(?:/s(?:ec)?|ps|PS)?"
+    r"(?P<size>[KMGTkmgt])i?(?P<unit>bytes?|bits?|bE|[bB](?![a-zA-Z])|[bB](?=ps|PS)|(?=\s|$|[),;/]))(?:/s(?:ec)?|ps|PS)?"
 )
 _RAILS = {"single": 1, "dual": 2, "quad": 4, "four": 4, "eight": 8, "two": 2}
-_COUNT = re.compile(r"(?:(\d+)\s*[x*]|\b(two|dual|four|quad|eight))\s*$")
+_BETWEEN = re.compile(
+    rf"between (?:the )?(?:{_NODE})s|inter-?(?:{_NODE})|(?:{_NODE})-to-(?:{_NODE})|across (?:{_NODE})s"
+)
+# Words between a number of adapters and their rate: makers, technologies, and what an adapter is called.
+_NAMES = rf"nvidia|mellanox|infiniband|ib|roce(?:\s?v?2)?|ethernet|{'|'.join(_PORTS)}|(?:{_ADAPTER})s?"
+_COUNT = re.compile(rf"(?:(?<![\w.])(\d+)\s*[x*]|\b(two|dual|four|quad|eight))[\s(-]*(?:(?:{_NAMES})[\s(-]*)*$")
 _COUNT_AFTER = re.compile(rf"\s*[x*]\s*(\d+)\b(?!\s*(?:[gt]|(?:(?:compute|worker|[dh]gx) )?(?:{_NODE})s?\b))")
 _UNCLEAR = re.compile(
     rf"bi-?directional|both directions|(?:per|/|each|for)\s*(?:\d+|two|four|pair of)\s*(?:{_CHIP})s?\b"
@@ -174,7 +179,7 @@ def _per_node(
 ) -> Network:
     """The rate of a node, from rates of one unit (at a place of the clause), their number and their scope."""
     start, end = place
-    counted = _COUNT.search(small[:start].rstrip().removesuffix("infiniband").rstrip())
+    counted = _COUNT.search(small[:start])
     after = _COUNT_AFTER.match(small, end)
     rails = re.search(r"\b(\d+|single|dual|quad)[- ]?rail", small)
     nics = re.search(r"\b(\d+|two|four|eight)\s*(?:nics?|hcas?|ports?|adapters?|links?)\b", small)
@@ -182,11 +187,13 @@ def _per_node(
     count = _RAILS.get(word) or int(word)
     scope = _SCOPE.search(small)
     reason = ""
+    if scope is not None and scope["chip"] and count > 1:
+        raise UnreadableError(f"{count} links of a node or of a chip: {clause!r}")
     if scope is not None and scope["chip"]:
-        factor = max(count, 1) * chips
+        factor = chips
     elif count:
         factor = count
-    elif scope is not None and scope["node"]:
+    elif (scope is not None and scope["node"]) or _BETWEEN.search(small):
         factor = 1
     else:
         # Without number and scope: a rate above that of any port is a node's; otherwise a node's or a chip's.

@@ -16,6 +16,7 @@ from published_runs.reader import (
     is_async_tensor,
     is_compiled,
     is_fused,
+    is_overlapping,
     is_unstated,
     lower,
     read_attention,
@@ -59,7 +60,6 @@ def read_software(
     sixteen = framework.sixteen_bit_sums or materialized or _SIXTEEN_BIT_SUMS.search(lower(precision)) is not None
     return RunSoftware(
         attention=attention,
-        fused=fused,
         composed=framework.composes and gated and eager and not fused,
         eager=eager,
         # A chip's compiler schedules collectives of TPUs beside their products; others need a framework that does.
@@ -67,19 +67,17 @@ def read_software(
         # On GPUs, XLA overlapped nothing before. Gradients of scanned layers exist when their loop ends, so that what
         # is summed across replicas then is waited for.
         overlaps_data=not materialized and (xla_chip or not xla or not 0 < date < _XLA_OVERLAPS),
-        overlaps_sums=xla_chip or not xla,
+        overlaps_sums=xla_chip
+        or (not xla and (framework.overlaps_sums or is_overlapping(f"{name} {columns.text('notes')}"))),
         overlaps_context=True,
         eight_bit=eight_bit,
         transformer_engine=eight_bit and not xla and framework.transformer_engine,
         gradient_bytes=2 if sixteen else 4,
         balances_stages=schedule.balances_stages,
         divides_head=schedule.divides_head,
-        extra_kernels=framework.extra_kernels * eager,
         loss_bytes=FUSED_LOSS_BYTES if framework.fused_loss or not eager else COMPOSED_LOSS_BYTES,
         pads_rows=not eager,
         adds_apart=eager and framework.adds_apart(date),
-        zeroed_sums=xla or framework.zeroes_sums,
-        causal_softmax=framework.causal_softmax,
         recomputes_sums=eager and framework.repeats_blocks,
     )
 

@@ -74,7 +74,6 @@ class Chip(_Entry):
     cores: Positive = 1  # physical, per chip
     cores_per_device: Positive = 1  # physical, per torch device, by default
     family: str | None = None  # for the planner's constants; None if the planner has none
-    units: Positive = 1  # processors over which the tiles of a product are distributed
     memory: ChipMemory | None = None
     power: PowerLimit | None = None  # None if none is published
     reached: ReachedShare | None = None
@@ -164,7 +163,7 @@ class Instance(_Entry):
     groups: list[Positive] = []  # sizes of tensor-parallel groups that the links support; empty for any
     link: Rate  # 10^9 bytes per second and chip over the fast links, one direction
     network: Rate  # 10^9 bytes per second and instance to others, one direction
-    collectives: CollectiveSteps | None = None  # None for rings with the family's latencies
+    collectives: CollectiveSteps | None = None  # None for rings with the latencies of the time model
     source: str
     prices: dict[PriceKind, InstancePrice] = {}
     past_prices: list[PastPrice] = []

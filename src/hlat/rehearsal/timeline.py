@@ -71,8 +71,6 @@ def event_seconds(report: RankReport, plan: PlannedStep) -> Seconds:
     seconds = np.zeros(len(report.trace))
     for timed in (_products, _attention, _other_kernels, _messages):
         timed(rank, seconds)
-    again = rank.where(lambda event: event.recomputed and event.flops > 0)
-    seconds[again] *= plan.operations.recomputed
     return seconds
 
 

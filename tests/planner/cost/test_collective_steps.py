@@ -58,16 +58,6 @@ def test_the_steps_of_a_collective_are_those_of_the_documentation(trn2, tensor, 
     assert added == pytest.approx(2 * steps * 1e-6, rel=1e-6)
 
 
-def test_a_ring_of_whole_chips_touches_memory_less(trn2):
-    """In sum 3/4 and 2/3 of the accesses: 17/12 passages of the message instead of 2."""
-    passage = float(load_constants().column("passage", WorkloadColumns([workload(trn2)]))[0])
-    message = 8192 * 4096 * 2
-    for tensor, passages in ((8, 17 / 12), (2, 2)):
-        slower = replace(trn2, memory_rate=trn2.memory_rate / 2)
-        added = float((times(slower, tensor, 8192).tensor - times(trn2, tensor, 8192).tensor)[0])
-        assert added == pytest.approx(passages * message / (trn2.memory_rate * passage), rel=1e-6)
-
-
 def workload(device):
     return Workload(SHAPE, StepLayout(1, 1, 1, 1, 1, 1, 1, 1, 1, True, "none"), SoftwareProfile(), device)
 

@@ -66,7 +66,7 @@ def test_the_first_gradient_of_torch_becomes_the_sum():
     columns, kept = times(adds_apart=True, gradient_bytes=2)
     assert columns.micro_batches[0] == passes
     nothing = times(adds_apart=True, gradient_bytes=2, layout=replace(NANO_GPT, zero=3))[1]
-    rate = float(columns.memory_rate[0]) * load_constants().values["streaming", "all"]
+    rate = float(columns.memory_rate[0]) * load_constants().values["memory", "all"]
     assert passes * (kept.backward[0] - nothing.backward[0]) == pytest.approx(added / rate * layer_weights(columns)[0])
 
 
@@ -87,4 +87,4 @@ def test_a_compiler_pads_odd_rows():
     odd = replace(GPT, vocab=50257)
     eager, compiled = (times(odd, pads_rows=one)[1].head / times(GPT)[1].head for one in (False, True))
     assert eager > 2
-    assert compiled < 1.3, "a side that is no multiple of 64 costs a tenth"
+    assert compiled < 1.01, "the last tile is not full"

@@ -31,7 +31,7 @@ from hlat.planner.problem.workload import (
 from hlat.planner.search import predict_layout
 from tests.support.planner.requests import request_for
 
-A100 = DeviceSpec("ampere", 312e12, 312e12, 0.869, 0.869, 108, 80e9, 2.039e12, 300e9, 8, 200e9, 8)
+A100 = DeviceSpec("ampere", 312e12, 312e12, 0.869, 0.869, 80e9, 2.039e12, 300e9, 8, 200e9, 8)
 LAYOUT = StepLayout(1, 1, 1, 8, 1, 1, 4, 1024, 4096, False, "none")
 SHAPE = ModelShape(32, 4096, 32, 32, 128, 11008, 32000)
 
@@ -62,12 +62,12 @@ def test_time_of_a_device_without_other_costs_is_executed_flops_over_rate(recomp
     candidate = replace(parse_layout("tp=1,mbs=4", request), recompute=recompute)
     model = request.model
     shape = ModelShape(model.layers, 4096, 32, 8, 128, 14336, model.vocab_size)
-    device = replace(A100, memory_rate=1e30, link_rate=1e30, network_rate=1e30, units=1)
+    device = replace(A100, memory_rate=1e30, link_rate=1e30, network_rate=1e30)
     constants = load_constants().with_values(
         {("kernel", "all"): 0.0, ("host", "all"): 1e-30, ("second_flash", "ampere"): 1e15, ("hop", "all"): 0.0,
-         ("collective", "all"): 0.0, ("straggling", "all"): 0.0, ("recomputed", "ampere"): 1.0}
+         ("collective", "all"): 0.0, ("straggling", "all"): 0.0}
     )  # fmt: skip
-    software = SoftwareProfile(eager=False, early_stop=True)
+    software = SoftwareProfile(eager=False)
     layout = replace(LAYOUT, recompute=recompute)
     found = float(step_times(WorkloadColumns([Workload(shape, layout, software, device)]), constants).step[0])
     passes = 9 if recompute == "full" else 7  # forward, recomputation, and five in backward

@@ -40,34 +40,31 @@ def comm_times(columns: WorkloadColumns, constants: Constants, program: Program 
     """Time of the messages of each parallel axis on its links."""
     fast = columns.link_rate * constants.column("link", columns)
     net = columns.network_rate * constants.column("network", columns)
-    hop = constants.column("hop", columns)
     share = net / columns.per_instance  # per device
+    near, far = hops(columns, constants)
+    start, passage = constants.column("collective", columns), columns.memory_rate * constants.column("passage", columns)
     hidden = 2 * columns.tokens * columns.hidden  # bytes in 16 bits
 
     inside = columns.tensor <= columns.domain
-    near_hop, far_hop = (np.where(own > 0, own, hop) for own in (columns.hop, columns.network_hop))
-    whole_chips = columns.tensor % columns.per_chip == 0
     rate = np.where(inside, fast, np.minimum(fast, net))
-    steps = _steps(columns, columns.tensor, hidden, whole_chips) * np.where(inside, near_hop, far_hop)
+    steps = start + _steps(columns, columns.tensor, hidden, columns.tensor % columns.per_chip == 0) * np.where(inside, near, far)
     sent = program.tensor_share(columns) * hidden
-    half = np.where(columns.tensor > 1, steps + (columns.tensor - 1) / columns.tensor * sent / rate, 0.0)
-    passage = columns.memory_rate * constants.column("passage", columns)
-    start = constants.column("collective", columns)
-    passages = _passages(columns, hidden, whole_chips) * sent / passage
-    tensor = 2 * (half + np.where(columns.tensor > 1, start + passages, 0.0))
+    half = steps + sent * ((columns.tensor - 1) / columns.tensor / rate + 1 / passage)
+    tensor = np.where(columns.tensor > 1, 2 * half, 0.0)
 
     # keys and values, 2 bytes each
     keys = 4 * columns.tokens * np.maximum(columns.kv_heads / columns.tensor, 1.0) * columns.head_dim
-    near = columns.tensor * columns.context <= columns.domain
-    step = keys / np.where(near, fast, np.minimum(fast, share)) + _context_hop(columns, near, constants)
-    context = program.context_exchange(columns, start, step, columns.context * keys / passage)
-    context = np.where(columns.context > 1, context, 0.0)
+    inside = columns.tensor * columns.context <= columns.domain
+    step = keys / np.where(inside, fast, np.minimum(fast, share)) + np.where(inside, near, far)
+    context = np.where(
+        columns.context > 1, start + (columns.context - 1) * step + columns.context * keys / passage, 0.0
+    )
 
     one_domain = columns.world <= np.maximum(columns.per_instance, columns.domain)
     stage = hidden / columns.tensor / np.where(one_domain, fast, np.minimum(fast, share))
     # Without sequence parallelism each tensor rank sends a slice; the receivers gather the slices over fast links.
     regather = np.where(columns.sequence_parallel > 0, 0.0, hidden * (columns.tensor - 1) / columns.tensor / fast)
-    stage = np.where(columns.pipeline > 1, stage + regather + constants.column("message", columns), 0.0)
+    stage = np.where(columns.pipeline > 1, stage + regather + start, 0.0)
 
     shards = columns.shards
     # Members in the same instance, or in the same domain if that is larger, share its network.
@@ -75,9 +72,9 @@ def comm_times(columns: WorkloadColumns, constants: Constants, program: Program 
     members = np.minimum(np.maximum(1.0, neighbours), shards)
     rate = np.where(shards > members, np.minimum(fast, share * members), fast)
     weights = rank_weights(columns)
-    calls = program.gathers(columns, weights)
-    far = constants.column("network_hop", columns)
-    latency = start + _data_latency(columns, members, 2 * weights / calls, hop, far)
+    # One message per block, and one for embedding and head. Gradients that are summed whole are one.
+    calls = np.where(columns.zero == 0, 1.0, 1 + np.ceil(columns.layers / columns.pipeline))
+    latency = start + _data_latency(columns, members, 2 * weights / calls, near, far)
     latency = np.where(shards > 1, calls * latency, 0.0)
     once = np.where(shards > 1, (shards - 1) / shards / rate + 1 / passage, 0.0) * weights
     gather, reduce = 2 * once + latency, columns.gradient_bytes * once + latency
@@ -91,45 +88,36 @@ def comm_times(columns: WorkloadColumns, constants: Constants, program: Program 
     return CommTimes(tensor, context, stage, gather, reduce, across, members)
 
 
-def _context_hop(columns: WorkloadColumns, near: NDArray[np.bool_], constants: Constants) -> Column:
-    """Latency of a message between context ranks; ``near`` if their group is inside one domain."""
-    inside = np.where(columns.hop > 0, columns.hop, constants.column("hop", columns))
-    outside = np.where(columns.network_hop > 0, columns.network_hop, constants.column("network_hop", columns))
-    return np.where(near, inside, outside)
+def hops(columns: WorkloadColumns, constants: Constants) -> tuple[Column, Column]:
+    """Latency of a step over the fast links, and over the network: the machine's, or the constants'."""
+    near = np.where(columns.hop > 0, columns.hop, constants.column("hop", columns))
+    far = np.where(columns.network_hop > 0, columns.network_hop, constants.column("network_hop", columns))
+    return near, far
 
 
-def _steps(columns: WorkloadColumns, ranks: Column, message: Column, whole_chips: NDArray[np.bool_]) -> Column:
-    """Steps of a gather or scatter of a complete ``message`` between ``ranks`` of an instance."""
+def _steps(columns: WorkloadColumns, ranks: Column, message: Column, whole: NDArray[np.bool_]) -> Column:
+    """Steps of a gather or scatter of a complete ``message`` between ``ranks`` of an instance; ``whole`` chips."""
     # Where the algorithm is chosen by size: small messages go to all chips at once, and are then exchanged inside a
     # chip; the distance between the chips of middle ones doubles; in the ring of large ones every second device of a
-    # chip takes part, if the group has complete chips (the documentation's KangaRing).
+    # chip takes part, if the group has complete chips (AWS's documentation of Trainium2, KangaRing).
     ring = ranks - 1
-    chips = np.maximum(ranks / np.where(whole_chips, columns.per_chip, 1), 1)
-    large = np.where(whole_chips & (columns.per_chip > 1), ranks / 2, ring)
+    chips = np.maximum(ranks / np.where(whole, columns.per_chip, 1), 1)
+    large = np.where(whole & (columns.per_chip > 1), ranks / 2, ring)
     middle = np.ceil(np.log2(chips)) + 1
     by_size = np.where(message < columns.direct_bytes, 2.0, np.where(message < columns.doubling_bytes, middle, large))
     return np.where(columns.doubling_bytes > 0, np.minimum(by_size, ring), ring)
 
 
-def _passages(columns: WorkloadColumns, message: Column, whole_chips: NDArray[np.bool_]) -> Column:
-    """Passages of a message through the memory, relative to a ring's; the mean of a gather and a scatter."""
-    halved = whole_chips & (columns.per_chip > 1) & (columns.doubling_bytes > 0) & (message >= columns.doubling_bytes)
-    # A device of the ring of large messages reads once for two writes: 3 accesses instead of 4, and 4 instead of 6.
-    return np.where(halved, (3 / 4 + 4 / 6) / 2, 1.0)
-
-
-def _data_latency(columns: WorkloadColumns, members: Column, message: Column, hop: Column, far: Column) -> Column:
+def _data_latency(columns: WorkloadColumns, members: Column, message: Column, near: Column, far: Column) -> Column:
     """Seconds of the steps of a data-parallel gather or scatter, ``members`` of whose ranks share an instance."""
     # Libraries have trees for sums, but only rings for gathers and scatters: n - 1 steps, of which instances - 1 over
     # the network (NCCL's tuner). Where the algorithm is chosen by size, it is first one between instances, then one
-    # inside.
+    # inside. Slices of several instances (TPU, NVL72) gather on their own fast links first.
     instances = np.ceil(columns.shards / members)
-    # Slices of several instances (TPU, NVL72) gather on their own fast links first.
     flat = (instances > 1) & (columns.domain <= columns.per_instance)
-    near = np.where(flat, instances * (members - 1), _tree(members))
-    ring = near * hop + (instances - 1) * far
-    inside = _steps(columns, members, message, columns.tensor == 1) * columns.hop
-    return np.where(columns.doubling_bytes > 0, inside + _tree(instances) * columns.network_hop, ring)
+    inside = np.where(flat, instances * (members - 1), _tree(members)) * near
+    by_size = _steps(columns, members, message, columns.tensor == 1) * near + _tree(instances) * far
+    return np.where(columns.doubling_bytes > 0, by_size, inside + (instances - 1) * far)
 
 
 def _tree(ranks: Column) -> Column:

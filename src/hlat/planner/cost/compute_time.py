@@ -2,9 +2,9 @@
 
     columns, constants -> products + attention + pointwise operations + gaps between kernels -> ComputeTimes
 
-A product of (M, K) by (K, N) takes its FLOPs at the rate that large products sustain; longer if its tiles do not fill
-the device or its sides are not aligned; plus a share of its memory traffic. Relative to the FLOPs that share is
-(peak / bandwidth) (1/M + 1/N + 1/K), so that small products are slow in proportion to the chip's FLOPs per byte.
+A product of (M, K) by (K, N) takes its FLOPs, in complete tiles, at the rate that large products sustain, plus a share
+of its memory traffic. Relative to the FLOPs that share is (peak / bandwidth) (1/M + 1/N + 1/K), so that small products
+are slow in proportion to the chip's FLOPs per byte.
 
 Backward takes two products for each of forward (gradients of input and weight). Flash attention's backward recomputes
 its scores: 5 products against 2. Notation as in model/counts.py; T is the tokens of a micro-batch on a rank.
@@ -29,12 +29,17 @@ from hlat.planner.problem.workload import (
 )
 
 _TILE = 128  # rows and columns of a tile; about this many in the libraries of all makers
-_ALIGNED = 64  # elements
 _LOADED = 8  # elements of 16 bits, 16 bytes: what one instruction of a fast copy loads
 # Bytes per element that norms and rotations of separate operations move besides those of fused ones.
 _COMPOSED_NORMS = 2 * (36 - 4)  # both norms
 _COMPOSED_ROTATION = 22 - 4
+_KERNELS = (30, 24)  # per layer forward, copies and collective launches included: materialized scores, flash attention
+# transformers, modeling_llama.py. LlamaRMSNorm: to fp32, square, mean, add, root, product, to 16 bits, product;
+# apply_rotary_pos_emb: two products, a negation, a concatenation and a sum for queries and for keys.
+_COMPOSED_KERNELS = 2 * 7 + 8  # more than those of fused norms and rotations
 _BACKWARD_KERNELS = 1.7  # per forward kernel
+# Bytes per score in memory, forward and backward: 2 for each time it is read or written, 1 for the dropout mask.
+_SOFTMAX_BYTES = 9.0, 11.0
 _POINTWISE_BACKWARD = 1.5  # bytes per byte of forward
 
 
@@ -62,16 +67,18 @@ class ComputeTimes:
 def compute_times(columns: WorkloadColumns, constants: Constants, program: Program = HLAT) -> ComputeTimes:
     """Computation time of the slowest rank."""
     product = Products.of(columns, constants)
-    # Bytes that a kernel moves per gradient and micro-batch to add it: 16 bits read, the sum read and written.
-    sum_traffic = program.added_sums(columns) * (2 + 2 * columns.gradient_bytes)
+    # Bytes that a kernel moves per gradient and micro-batch to add it: 16 bits read, the sum read and written. A sum is
+    # torch's .grad: the gradient of the first micro-batch becomes it, and nothing is added.
+    sum_traffic = (1 - 1 / columns.micro_batches) * (2 + 2 * columns.gradient_bytes)
     forward_products, input_products, weight_products = _layer_products(columns, constants, product, sum_traffic)
     casts_forward, casts_backward = program.cast_times(columns, constants)
     forward_products, input_products = forward_products + casts_forward, input_products + casts_backward
     backward_products = input_products + weight_products
-    attention_forward, attention_backward = _attention(columns, constants, product, program.softmax_bytes(columns))
+    attention_forward, attention_backward = _attention(columns, constants, product)
     pointwise = _pointwise(columns, constants)
     intermediate = columns.intermediate / columns.tensor
-    kernels = program.kernels(columns)
+    kernels = np.where(columns.attention == MATERIALIZED_SCORES, _KERNELS[0], _KERNELS[1])
+    kernels = kernels + _COMPOSED_KERNELS * columns.composed
     gaps = kernels * constants.column("kernel", columns)
     host = kernels * constants.column("host", columns) * columns.eager
     return ComputeTimes(
@@ -101,18 +108,16 @@ class Products:
     rate: Column  # FLOP/s of large products in 16 bits
     rate_in_blocks: Column  # the same in the precision of decoder blocks (16 or 8 bits)
     unhidden: Column  # share of the memory traffic that computation does not hide
-    misaligned: Column  # added share of time per side that is not a multiple of 64
     unaligned: Column  # slowdown where rows of an operand are not multiples of 16 bytes; 1 if a compiler pads them
 
     @classmethod
     def of(cls, columns: WorkloadColumns, constants: Constants) -> "Products":
         sustained = constants.column("products", columns)
         rate = columns.peak * columns.reached * sustained
-        eight = columns.peak_eight_bit * columns.reached_eight_bit * sustained * constants.column("eight_bit", columns)
+        eight = columns.peak_eight_bit * columns.reached_eight_bit * sustained
         in_blocks = np.where(columns.eight_bit > 0, eight, rate)
-        unhidden = constants.column("unhidden", columns)
         unaligned = np.where(columns.pads_rows > 0, 1.0, constants.column("unaligned", columns))
-        return cls(columns, rate, in_blocks, unhidden, constants.column("misaligned", columns), unaligned)
+        return cls(columns, rate, in_blocks, constants.column("unhidden", columns), unaligned)
 
     def seconds(
         self, m: Column, n: Column, k: Column, *, in_blocks: bool = False, count: Column | float = 1.0
@@ -122,9 +127,7 @@ class Products:
         operand = np.where(self.columns.eight_bit > 0, 1.0, 2.0) if in_blocks else 2.0
         tiles_m, tiles_n = np.ceil(m / _TILE), np.ceil(n / _TILE)
         padding = tiles_m * _TILE / m * tiles_n * _TILE / n
-        filled = np.maximum(1.0, self.columns.units / (count * tiles_m * tiles_n))
-        sides = sum((side % _ALIGNED > 0).astype(np.float64) for side in (m, n, k))
-        arithmetic = 2 * count * m * n * k / rate * padding * filled * (1 + self.misaligned * sides)
+        arithmetic = 2 * count * m * n * k / rate * padding
         traffic = count * (2.0 * m * n + operand * (m * k + n * k))
         seconds: Column = arithmetic + self.unhidden * traffic / self.columns.memory_rate
         return seconds
@@ -134,12 +137,17 @@ class Products:
     ) -> tuple[Column, Column, Column]:
         """Seconds of (m, k) by (k, n) forward, of the input's gradient and of the weight's gradient."""
         # Each of the three products has matrices with rows of k elements and with rows of n.
-        slower = np.where((k % _LOADED > 0) | (n % _LOADED > 0), self.unaligned, 1.0)
+        slower = self.slowdown(k, n)
         return (
             slower * self.seconds(m, n, k, in_blocks=in_blocks),
             slower * self.seconds(m, k, n, in_blocks=in_blocks),
             slower * self.seconds(k, n, m, in_blocks=in_blocks),
         )
+
+    def slowdown(self, *rows: Column) -> Column:
+        """Slowdown of a product whose operands have rows of so many elements."""
+        odd = np.logical_or.reduce([length % _LOADED > 0 for length in rows])
+        return np.where(odd, self.unaligned, 1.0)
 
 
 def _layer_products(
@@ -157,14 +165,12 @@ def _layer_products(
     # Gradient accumulation: the product reads and writes the fp32 gradients of weights at its end.
     in_product = np.where(columns.zero < 3, 8 * product.unhidden / columns.memory_rate, 0.0)
     accumulated = layer_weights(columns) * np.where(
-        _adds_apart(columns), sum_traffic / _streaming(columns, constants), in_product
+        _adds_apart(columns), sum_traffic / _memory_rate(columns, constants), in_product
     )
     return forward, by_input, by_weight + accumulated
 
 
-def _attention(
-    columns: WorkloadColumns, constants: Constants, product: Products, softmax: tuple[Column | float, Column | float]
-) -> tuple[Column, Column]:
+def _attention(columns: WorkloadColumns, constants: Constants, product: Products) -> tuple[Column, Column]:
     """Seconds of the attention core, forward and backward: scores, softmax, and their product with the values."""
     length, head = columns.sequence, columns.head_dim
     heads = columns.heads / columns.tensor
@@ -182,28 +188,25 @@ def _attention(
     flash_backward = columns.attention_backward * 1.06 * 2.5 * causal
 
     count = columns.micro_batch * heads
-    slowdown = np.where(head % 8 > 0, constants.column("odd_heads", columns), 1.0)
+    slowdown = product.slowdown(head)
     scores = slowdown * product.seconds(length, length, head, count=count)
     values = slowdown * product.seconds(length, head, length, count=count)
-    per_score = count * length * length / (columns.memory_rate * constants.column("memory", columns))
+    per_score = count * length * length / _memory_rate(columns, constants)
     materialized = columns.attention == MATERIALIZED_SCORES
-    forward = np.where(materialized, scores + values + softmax[0] * per_score, flash_forward)
-    backward = np.where(materialized, 2 * scores + 2 * values + softmax[1] * per_score, flash_backward)
+    forward = np.where(materialized, scores + values + _SOFTMAX_BYTES[0] * per_score, flash_forward)
+    backward = np.where(materialized, 2 * scores + 2 * values + _SOFTMAX_BYTES[1] * per_score, flash_backward)
     return forward, backward
 
 
 def _pointwise(columns: WorkloadColumns, constants: Constants) -> Column:
     """Seconds of a layer's forward norms, residuals, activation and rotary embedding, in 16 bits."""
-    compiled = np.isin(columns.family, _COMPILED)
-    fused = np.where((columns.fused > 0) | compiled, constants.column("fused_traffic", columns), 1.0)
     # XLA shards activations between blocks over the tensor axis by itself.
-    shards = np.where((columns.sequence_parallel > 0) | compiled, columns.tensor, 1.0)
+    shards = np.where((columns.sequence_parallel > 0) | np.isin(columns.family, _COMPILED), columns.tensor, 1.0)
     between = (22 + _COMPOSED_NORMS * columns.composed) * columns.hidden / shards
     inside = columns.intermediate * (4 + 2 * columns.gated) / columns.tensor
     rotated = (columns.heads + columns.kv_heads) * columns.head_dim / columns.tensor
     rotation = (4 + _COMPOSED_ROTATION * columns.composed) * rotated
-    traffic = columns.tokens * (between + inside + rotation)
-    seconds: Column = fused * traffic / (columns.memory_rate * constants.column("memory", columns))
+    seconds: Column = columns.tokens * (between + inside + rotation) / _memory_rate(columns, constants)
     return seconds
 
 
@@ -214,17 +217,17 @@ def _head(columns: WorkloadColumns, constants: Constants, product: Products, sum
     """Seconds of the output projection in 16 bits, of the loss, and of adding the gradient of its weights."""
     rows = columns.vocab / columns.tensor
     products = sum(product.forward_and_backward(columns.tokens, rows, columns.hidden))
-    streaming = _streaming(columns, constants)
-    loss = columns.tokens * rows * columns.loss_bytes / streaming
+    memory = _memory_rate(columns, constants)
+    loss = columns.tokens * rows * columns.loss_bytes / memory
     in_product = np.where(_accumulates(columns), 2 * columns.gradient_bytes * product.unhidden / columns.memory_rate, 0)
-    sums = np.where(_adds_apart(columns), sum_traffic / streaming, in_product)
+    sums = np.where(_adds_apart(columns), sum_traffic / memory, in_product)
     seconds: Column = products + loss + sums * rows * columns.hidden
     return seconds
 
 
-def _streaming(columns: WorkloadColumns, constants: Constants) -> Column:
-    """Bytes per second of operations that only read and write large tensors."""
-    return columns.memory_rate * constants.column("streaming", columns)
+def _memory_rate(columns: WorkloadColumns, constants: Constants) -> Column:
+    """Bytes per second that operations on large tensors read and write."""
+    return columns.memory_rate * constants.column("memory", columns)
 
 
 def _adds_apart(columns: WorkloadColumns) -> NDArray[np.bool_]:
@@ -248,5 +251,5 @@ def _embedding(columns: WorkloadColumns, constants: Constants, sum_traffic: Colu
     added = np.where(_accumulates(columns), sum_traffic, 0.0)
     # Rows are copied, and their gradients added to those of the table: 8 bytes per element, in 16 bits.
     traffic = 8 * columns.tokens * columns.hidden + table * (2 + added)
-    seconds: Column = traffic / (columns.memory_rate * constants.column("memory", columns))
+    seconds: Column = traffic / _memory_rate(columns, constants)
     return seconds

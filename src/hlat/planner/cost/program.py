@@ -106,15 +106,12 @@ def _software_profile(
         attention=price.kernel,
         attention_forward=price.forward,
         attention_backward=price.slowed if slowed else price.backward,
-        fused=compiled or compilable or has_kernels,
         # Without kernels, norms and rotations are sequences of torch's operations (model/pointwise.py).
         composed=not compiled and not compilable and not has_kernels,
         eager=not compiled and not compilable,
         # The all-reduce of ZeRO 0 does not overlap with computation.
         overlaps_data=zero,
         eight_bit=eight_bit,
-        # torch.utils.checkpoint stops early. Compilers remove more: see the constant `recomputed` of their families.
-        early_stop=not compiled,
         gradient_bytes=gradient_bytes,
         loss_bytes=FUSED_LOSS_BYTES if compiled else _KERNEL_LOSS_BYTES if has_kernels else _LOSS_BYTES,
         # Only blocks are compiled on GPUs, not the head.
@@ -123,30 +120,8 @@ def _software_profile(
     )
 
 
-_KERNELS = (30, 24)  # per layer forward, copies and collective launches included: materialized scores, flash attention
-# transformers, modeling_llama.py. LlamaRMSNorm: to fp32, square, mean, add, root, product, to 16 bits, product;
-# apply_rotary_pos_emb: two products, a negation, a concatenation and a sum for queries and for keys.
-_COMPOSED_KERNELS = 2 * 7 + 8  # more than those of fused norms and rotations
-
-
 class Program:
     """Choices of hlat that cost time; a method for each that another program makes otherwise."""
-
-    def kernels(self, columns: WorkloadColumns) -> Column:
-        """Kernels of a layer's forward pass."""
-        attention = np.where(columns.attention == MATERIALIZED_SCORES, _KERNELS[0], _KERNELS[1])
-        kernels: Column = attention + _COMPOSED_KERNELS * columns.composed
-        return kernels
-
-    def softmax_bytes(self, columns: WorkloadColumns) -> tuple[Column | float, Column | float]:
-        """Memory traffic of masked softmax and dropout per score in memory, forward and backward."""
-        # 2 bytes per score read or written, 1 for the dropout mask.
-        return 9.0, 11.0
-
-    def added_sums(self, columns: WorkloadColumns) -> Column | float:
-        """Share of the micro-batches whose gradients are added to the sums of the step."""
-        # A sum is torch's .grad: the gradient of the first micro-batch becomes it, and nothing is added.
-        return 1 - 1 / columns.micro_batches
 
     def cast_times(self, columns: WorkloadColumns, constants: Constants) -> tuple[Column, Column]:
         """Seconds of a layer's casts to 8 bits, forward and backward; 0 without 8-bit products."""
@@ -161,14 +136,9 @@ class Program:
         """Bytes that tensor ranks gather and scatter, relative to 16 bits per element."""
         return 1.0
 
-    def exposed_tensor(self, columns: WorkloadColumns, constants: Constants) -> Column | float:
+    def exposed_tensor(self, columns: WorkloadColumns) -> Column | float:
         """Share of the tensor axis' communication that no product hides."""
         return 1.0
-
-    def context_exchange(self, columns: WorkloadColumns, start: Column, step: Column, passage: Column) -> Column:
-        """Seconds of one exchange of keys and values between context ranks."""
-        # A gather, which starts once. ``step``: a message to the next rank; ``passage``: all of it through the memory.
-        return start + (columns.context - 1) * step + passage
 
     def context_waits(
         self, columns: WorkloadColumns, once: Column, attention_forward: Column, attention_backward: Column
@@ -182,20 +152,13 @@ class Program:
         self, columns: WorkloadColumns, forward: Column, sums: Column, products: Column, attention: Column, last: Column
     ) -> Column:
         """Seconds of a layer's forward pass that full recomputation repeats."""
-        # The results of the second all-reduce of ``sums``, and with early_stop of the last product, are not needed
-        # again.
-        return forward - sums / 2 - columns.early_stop * last
+        # The results of the second all-reduce of ``sums`` and of the last product are not needed again.
+        return forward - sums / 2 - last
 
     def hides_sums(self, columns: WorkloadColumns) -> NDArray[np.bool_]:
         """True where passes hide what the data axis exchanges once per step."""
         hides: NDArray[np.bool_] = columns.overlaps_data > 0
         return hides
-
-    def gathers(self, columns: WorkloadColumns, weights: Column) -> Column:
-        """Gathers (or scatters) in which all weights of a rank travel over the data axis."""
-        # One per block, and one for embedding and head (at ZeRO 3 one for each). Gradients that are summed whole are
-        # one message.
-        return np.where(columns.zero == 0, 1.0, blocks_and_ends(columns))
 
     def slowest_stage(
         self, columns: WorkloadColumns, layer: Column, head: Column, embedding: Column
@@ -209,11 +172,6 @@ class Program:
 
 
 HLAT = Program()
-
-
-def blocks_and_ends(columns: WorkloadColumns) -> Column:
-    """Blocks of a pipeline rank, and its embedding or head as one more."""
-    return 1 + np.ceil(columns.layers / columns.pipeline)
 
 
 def balanced_layers(columns: WorkloadColumns, head: Column) -> tuple[Column, Column]:

@@ -29,7 +29,7 @@ import numpy as np
 from hlat.config import ZERO_BUBBLE, Schedule
 from hlat.parallel import PassKind, PassOrder, pass_order
 from hlat.planner.cost.calibration import Constants, load_constants
-from hlat.planner.cost.comm_time import CommTimes, comm_times
+from hlat.planner.cost.comm_time import CommTimes, comm_times, hops
 from hlat.planner.cost.compute_time import Products, compute_times
 from hlat.planner.cost.program import HLAT, Program
 from hlat.planner.problem.workload import (
@@ -102,7 +102,7 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None, pro
     compute, comm = compute_times(columns, known, program), comm_times(columns, known, program)
     blend = known.shared("blend")
 
-    exposed = program.exposed_tensor(columns, known)
+    exposed = program.exposed_tensor(columns)
     tensor_one_way = 2 * exposed * comm.tensor
     context_forward, context_backward = program.context_waits(
         columns, comm.context, compute.attention_forward, compute.attention_backward
@@ -117,7 +117,7 @@ def step_times(columns: WorkloadColumns, constants: Constants | None = None, pro
     )
     recomputed = np.select(
         [columns.recompute == _FULL, columns.recompute == _SELECTIVE],
-        [known.column("recomputed", columns) * repeated, compute.attention_forward],
+        [repeated, compute.attention_forward],
         0.0,
     )
     # The pass for gradients of weights needs the inputs of products and norms again, but not attention.
@@ -354,7 +354,6 @@ class OperationTimes:
     stage: float  # one message between stages
     gather: float  # per nominal byte of weights gathered by the data axis
     reduce: float  # per nominal byte of gradients
-    recomputed: float  # of a recomputed operation, relative to its first run
     update: float  # memory traffic of the optimizer's step, without whole matrices
     stragglers: float  # waiting for the slowest device, per step
 
@@ -368,8 +367,8 @@ class OperationTimes:
         # The share of pointwise operations is the host's too: both count per layer and micro-batch.
         host = compute.pointwise * step.host / step.pointwise
         others = compute.forward - forward - compute.attention_forward
-        recomputed = np.where(columns.recompute == _FULL, known.column("recomputed", columns), 0.0)
-        others_backward = compute.backward - backward - compute.attention_backward + recomputed * others
+        again = np.where(columns.recompute == _FULL, others, 0.0)
+        others_backward = compute.backward - backward - compute.attention_backward + again
         rows = columns.vocab / columns.tensor
         head = sum(products.forward_and_backward(columns.tokens, rows, columns.hidden))
         weights = rank_weights(columns)
@@ -385,7 +384,6 @@ class OperationTimes:
             stage=float(step.message[0]),
             gather=float((comm.gather / (2 * weights))[0]),
             reduce=float((comm.reduce / (columns.gradient_bytes * weights))[0]),
-            recomputed=float(np.where(columns.recompute == _FULL, recomputed, 1.0)[0]),
             update=float((step.optimizer - matrix_time(columns, known))[0]),
             stragglers=float(step.stragglers[0]),
         )
@@ -408,9 +406,9 @@ class OperationTimes:
 
     def handshake(self, ranks: int) -> float:
         """Time a message of a few bytes between all of some ranks."""
-        hop = max(float(self.constants.column("hop", self.columns)[0]), float(self.columns.network_hop[0]))
+        _, hop = hops(self.columns, self.constants)
         steps = 2 * np.ceil(np.log2(ranks)) if ranks > 1 else 0.0
-        return float(self.constants.column("collective", self.columns)[0] + steps * hop)
+        return float(self.constants.column("collective", self.columns)[0] + steps * hop[0])
 
 
 def _layer_products(columns: WorkloadColumns, products: Products) -> tuple[Column, Column]:

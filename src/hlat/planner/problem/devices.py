@@ -75,7 +75,6 @@ def cluster_device(cluster: Cluster) -> DeviceSpec:
         peak_eight_bit=chip.flops("float8") or 0.0,
         reached=reached,
         reached_eight_bit=(measured and measured.float8) or _REACHED_EIGHT_BIT.get(family, _REACHED_EIGHT_BIT[nearest]),
-        units=chip.units,
         memory_bytes=cluster.memory_bytes,
         memory_rate=cluster.memory_rate,
         link_rate=cluster.link_rate,

@@ -20,8 +20,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-GPU, ALL = "gpu", "all"
-"""Names of values that NVIDIA's families share, and that all share (constants.yaml)."""
+ALL = "all"
+"""Name of values that all families share (constants.yaml)."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,12 @@ class ChipFamily:
     reason: str = ""  # why those
     spread: float = 0.0  # standard deviation of the log of the step time that borrowed constants add
     compiled: bool = False  # a compiler builds complete programs for its chips
-    nvidia: bool = False  # some constants are shared by NVIDIA's
     first_kernels: bool = False  # torch has no FlashAttention 2 for its chips
 
     @property
     def lookup(self) -> tuple[str, ...]:
         """Names under which its constants are found, the nearest first."""
-        return tuple(filter(None, (self.name, self.like, GPU * self.nvidia, ALL)))
+        return tuple(filter(None, (self.name, self.like, ALL)))
 
 
 # The spread of a relative by the same maker: as far as the constants of ampere, hopper and blackwell are from each
@@ -48,16 +47,14 @@ _SAME_MAKER, _OTHER_MAKER = 0.2, 0.3
 CHIP_FAMILIES = {
     family.name: family
     for family in (
-        ChipFamily("ampere", nvidia=True),
-        ChipFamily("hopper", nvidia=True),
-        ChipFamily("blackwell", nvidia=True),
+        ChipFamily("ampere"),
+        ChipFamily("hopper"),
+        ChipFamily("blackwell"),
         ChipFamily("trainium", compiled=True),
         ChipFamily("tpu", compiled=True),
         ChipFamily("measured"),
-        ChipFamily(
-            "volta", "ampere", "tensor cores of the generations before", _SAME_MAKER, nvidia=True, first_kernels=True
-        ),
-        ChipFamily("graphics", "ampere", "the same tensor-core instructions, on GDDR memory", _SAME_MAKER, nvidia=True),
+        ChipFamily("volta", "ampere", "tensor cores of the generations before", _SAME_MAKER, first_kernels=True),
+        ChipFamily("graphics", "ampere", "the same tensor-core instructions, on GDDR memory", _SAME_MAKER),
         ChipFamily("cdna", "hopper", "a GPU with the same kind of kernels, by another maker", _OTHER_MAKER),
         ChipFamily("xe", "ampere", "a GPU with the same kind of kernels, by another maker", _OTHER_MAKER),
         ChipFamily("gaudi", "tpu", "few large matrix units behind a graph compiler", _OTHER_MAKER, compiled=True),
@@ -132,12 +129,10 @@ class SoftwareProfile:
     attention: int = FLASH_ATTENTION_2  # kernel, one of the four above
     attention_forward: float = 1.0  # time of its passes, relative to the constants of that kernel
     attention_backward: float = 1.0
-    fused: bool = False  # pointwise operations run in fused kernels (a compiler, Transformer Engine)
     composed: bool = False  # norms and rotations are separate operations, as in eager code
     eager: bool = True  # the host launches every kernel itself, and may be too slow for small ones
     overlaps_data: bool = True  # data-parallel communication overlaps with passes
     eight_bit: bool = False  # the matrix products of decoder blocks run in fp8
-    early_stop: bool = False  # recomputation stops before a block's last product, whose result is not needed
     gradient_bytes: int = 4  # per element in a reduction
     loss_bytes: float = FUSED_LOSS_BYTES  # memory traffic per logit, forward and backward
     pads_rows: bool = False  # a compiler pads matrices whose rows are not multiples of 16 bytes
@@ -153,7 +148,6 @@ class DeviceSpec:
     peak_eight_bit: float  # 0 if not supported
     reached: float  # share of the peak that large products reach
     reached_eight_bit: float
-    units: int  # processors (streaming multiprocessors) over which the tiles of a product are distributed
     memory_bytes: float
     memory_rate: float
     link_rate: float  # sent by the device over the fast links
