@@ -3,7 +3,7 @@
     runs of a set --measured columns blanked--> reader -> shipped constants and intervals -> its predictions  (predict)
     predictions, runs -> errors by source, chips, layout; coverage of intervals; worst rows                   (compare)
 
-The sets are new_runs.csv (first), new_runs_2.csv (second) and new_runs_3.csv (third) in benchmarks/published.
+The sets are new_runs.csv (first), new_runs_2.csv to new_runs_4.csv (second, third, fourth) in benchmarks/published.
 
 The baseline of a row is FLOPs / (peak x e), with e the median over the sources of the known table (``--known``), by
 chip family and precision; a family without known runs takes the median over all families.
@@ -33,9 +33,9 @@ from published_runs.runs import read_published_runs
 from results import Recorder
 
 FOLDER = Path(__file__).parent / "published"
-SETS = {"first": "", "second": "_2", "third": "_3"}  # ends of the files' names
+SETS = {"first": "", "second": "_2", "third": "_3", "fourth": "_4"}  # ends of the files' names
 MEASURED = ("tokens_per_s_per_chip", "step_time_s", "tflops_per_chip", "mfu", "memory_per_chip_gib", "tok_s_chip_norm",
-            "norm_basis", "mfu_norm_causal_bf16peak", "tokens_per_s", "samples_per_s", "hfu", "quotation")  # fmt: skip
+            "norm_basis", "mfu_norm_causal_bf16peak", "tokens_per_s", "samples_per_s", "hfu", "quotation", "outcome")  # fmt: skip
 COLUMNS = ("id", "source", "family", "layout", "step_seconds", "low", "high", "tokens_per_s_per_chip", "memory_gib",
            "one_constant_step_seconds", "spread", "assumed", "skipped")  # fmt: skip
 

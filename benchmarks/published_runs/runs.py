@@ -7,6 +7,7 @@ throughput ``tok_s_chip_norm``. No rule names a source, and no rule reads a thro
 """
 
 import csv
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from published_runs.program import RunWorkload
 from published_runs.reader import Reading, UnreadableError, is_unstated, parse_number
 from published_runs.row import CsvRow, read_run
 
+_OUT_OF_MEMORY = re.compile(r"\b(?:cuda )?(?:oom|out[- ]of[- ]memory)\b", re.IGNORECASE)
+# Columns that may have the words above in place of a number, or say how a run ended.
+_OUTCOMES = ("outcome", "tok_s_chip_norm", "tokens_per_s_per_chip", "step_time_s", "mfu", "memory_per_chip_gib")
 REQUIRED = ("chip", "n_chips", "layers", "hidden", "heads", "seq_len", "global_batch", "tp", "pp")
 
 
@@ -29,6 +33,7 @@ class PublishedRun:
         workload: input of the cost model.
         chips: number of chips, as the source counts them.
         tokens_per_second: measured throughput per chip; None if not published.
+        ran_out: True if it is published that the run was out of memory.
         memory_gib: measured memory per device; None if not published.
         memory_kind: method of the memory measurement, in the source's words.
         readings: value of every column that the prediction depends on, and its certainty.
@@ -40,6 +45,7 @@ class PublishedRun:
     workload: RunWorkload
     chips: int
     tokens_per_second: float | None
+    ran_out: bool
     memory_gib: float | None
     memory_kind: str
     readings: tuple[Reading[object], ...]
@@ -111,8 +117,11 @@ def read_published_runs(path: Path, catalog: Catalog | None = None) -> tuple[lis
 def _run(name: str, group: str, row: CsvRow, catalog: Catalog) -> PublishedRun:
     read = read_run(row, catalog)
     layout = read.workload.layout
-    speed = _measured(row, "tok_s_chip_norm") or _measured(row, "tokens_per_s_per_chip")
-    seconds = _measured(row, "step_time_s")
+    ran_out = any(_OUT_OF_MEMORY.search(row.get(column) or "") for column in _OUTCOMES)
+    speed = seconds = None
+    if not ran_out:
+        speed = _measured(row, "tok_s_chip_norm") or _measured(row, "tokens_per_s_per_chip")
+        seconds = _measured(row, "step_time_s")
     if speed is None and seconds is not None:
         speed = layout.global_batch * layout.sequence / seconds / read.chips
     return PublishedRun(
@@ -121,7 +130,8 @@ def _run(name: str, group: str, row: CsvRow, catalog: Catalog) -> PublishedRun:
         workload=read.workload,
         chips=read.chips,
         tokens_per_second=speed,
-        memory_gib=_measured(row, "memory_per_chip_gib"),
+        ran_out=ran_out,
+        memory_gib=None if ran_out else _measured(row, "memory_per_chip_gib"),
         memory_kind=row.get("mem_kind") or "",
         readings=read.readings,
         row=row,

@@ -1,15 +1,14 @@
 """Search for the best layouts of a request.
 
     candidates -> memory of the fullest ranks -> fits? -> step_times of those that do, as columns
-               -> finalists -> pipeline simulated, memory counted exactly -> LayoutPrediction -> ranked -> break_tie
+               -> finalists -> pipeline simulated, memory counted exactly -> LayoutPrediction -> ranked
     best_layout: the winner alone, for many clusters of one question; fastest first, until enough of them fit
 
 Formulas (planner/cost/step_time.py) rank all candidates. For the few best, the pipeline is simulated event by event and
 memory is counted from the shape of every parameter. These results decide.
 
-Differences below the model's own error decide nothing. Among the layouts within that error of the fastest, the plainest
-is taken: tensor parallelism on fast links, no pipeline, least recomputation, fewest gathers, smallest tensor degree,
-fewest stages and replicas, then the fastest.
+The fastest is taken. In 104 published sweeps of layouts, rules that take a plainer or a smaller one of those about as
+fast chose worse, the more so the wider "about" is (docs/notebook/planner.md).
 """
 
 import time
@@ -20,7 +19,6 @@ from math import inf
 
 import numpy as np
 
-from hlat.config import ZERO_BUBBLE
 from hlat.model import count_parameters, flops_per_token, hidden_share
 from hlat.optim import optimizer_spec
 from hlat.parallel import matrix_shapes, stage_layers
@@ -127,7 +125,7 @@ def _best(
     indices = {**dict.fromkeys(fastest), **dict.fromkeys(sparing)}
     finished = [complete_prediction(request, layouts[index], times, index) for index in indices]
     fitting_exactly = [prediction for prediction in finished if prediction.peak_memory <= limit]
-    return sorted(fitting_exactly, key=lambda prediction: prediction.step_seconds)
+    return sorted(fitting_exactly, key=_fastest_first)
 
 
 def finalists(layouts: Sequence[Candidate], order: Iterable[int]) -> list[int]:
@@ -282,44 +280,9 @@ def _saved_bytes(request: PlanRequest) -> float:
     return total * float(MODES[request.mode].weights.itemsize + components) + state
 
 
-TIE_TOLERANCE = 0.04
-"""Predicted times that differ by less than this share are a tie (error of the model: docs/notebook/planner.md)."""
-
-
-def break_tie(ranked: list[LayoutPrediction], domain: int) -> LayoutPrediction:
-    """The plainest layout among those tied with the fastest, which come first; ``domain`` devices share fast links."""
-    fastest = ranked[0].step_seconds
-    tied = [prediction for prediction in ranked if prediction.step_seconds <= (1 + TIE_TOLERANCE) * fastest]
-
-    def plainness(prediction: LayoutPrediction) -> tuple[float, ...]:
-        layout = prediction.candidate
-        return (
-            # The order of preferences. In published sweeps, trading pipeline stages for a larger tensor degree lost.
-            layout.tensor > domain,
-            layout.pipeline > 1,
-            RECOMPUTE_POLICIES.index(layout.recompute),
-            layout.parallel.gathers_again,
-            layout.tensor,
-            layout.pipeline,
-            layout.context,
-            layout.schedule in ZERO_BUBBLE,
-            layout.virtual,
-            layout.replicas,
-            prediction.step_seconds,
-        )
-
-    # Nobody would want a layout that another one beats in both time and memory.
-    def beaten(one: LayoutPrediction) -> bool:
-        return any(other.step_seconds < one.step_seconds and other.peak_memory < one.peak_memory for other in tied)
-
-    return min((prediction for prediction in tied if not beaten(prediction)), key=plainness)
-
-
 def best_layout(request: PlanRequest) -> LayoutPrediction | None:
     """Predict the layout that a plan of the request takes; None if none fits."""
-    ranked = fastest_layouts(request)
-    # A plan may take another, equally fast one: it also looks at layouts that need less memory, which may be plainer.
-    return break_tie(ranked, request.cluster.domain) if ranked else None
+    return next(iter(fastest_layouts(request)), None)
 
 
 def fastest_layouts(request: PlanRequest) -> list[LayoutPrediction]:
@@ -332,7 +295,11 @@ def fastest_layouts(request: PlanRequest) -> list[LayoutPrediction]:
     fastest_first = [int(index) for index in np.argsort(times.step, kind="stable")]
     indices = finalists(tried, fitting_positions(request, tried, fastest_first, limit))
     found = [complete_prediction(request, tried[index], times, index) for index in indices]
-    return sorted((one for one in found if one.peak_memory <= limit), key=lambda one: one.step_seconds)
+    return sorted((one for one in found if one.peak_memory <= limit), key=_fastest_first)
+
+
+def _fastest_first(prediction: LayoutPrediction) -> tuple[float, float]:
+    return prediction.step_seconds, prediction.peak_memory
 
 
 def fitting_positions(

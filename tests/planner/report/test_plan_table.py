@@ -7,7 +7,6 @@ from hlat.planner.cost.calibration import undecided_ratio
 from hlat.planner.plan import TrainingPlan
 from hlat.planner.problem.layouts import candidates, layout_text, parse_layout
 from hlat.planner.report.terminal import WIDE, plan_lines
-from hlat.planner.search import TIE_TOLERANCE
 from tests.support.planner.requests import request_for
 
 
@@ -53,11 +52,3 @@ def test_layouts_that_may_be_the_fastest_are_marked(plans: list[TrainingPlan]) -
         assert marked == [one.step_seconds < limit for one in everyone] and any(marked) and not all(marked)
         content = plan.to_dict()
         assert [one["may_be_fastest"] for one in (content["chosen"], *content["alternatives"])] == marked
-
-
-def test_a_choice_that_is_not_the_fastest_is_explained(plans: list[TrainingPlan]) -> None:
-    for plan in plans:
-        text = "\n".join(plan_lines([plan], WIDE))
-        fastest = plan.chosen is plan.ranked[0]
-        assert ("> the choice: the fastest layout" in text) is fastest
-        assert (f"within {TIE_TOLERANCE:.0%} of the fastest" in text) is not fastest

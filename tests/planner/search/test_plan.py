@@ -11,6 +11,7 @@ import yaml
 
 from hlat.config import load_recipe
 from hlat.hardware.catalog import FailureRate
+from hlat.planner.cost.calibration import undecided_ratio
 from hlat.planner.memory import estimate_rank_memory, rank_memory
 from hlat.planner.plan import fits, layout_json, make_plan, recipe_fragment
 from hlat.planner.problem.layouts import Candidate, candidates, layout_violations, parse_layout
@@ -18,7 +19,7 @@ from hlat.planner.problem.question import parse_amount
 from hlat.planner.report.comparison import comparison_lines, pareto_front_of_plans, plans_as_json, rank_plans
 from hlat.planner.report.explanation import comparison_with, explain
 from hlat.planner.report.html_report import chrome_trace, html_page
-from hlat.planner.search import break_tie, predict_layout, search
+from hlat.planner.search import predict_layout, search
 from hlat.runtime.errors import HlatError
 from tests.support.commands import hlat
 from tests.support.planner.requests import request_for
@@ -35,21 +36,14 @@ def hlat_7b():
     return make_plan(request_for())
 
 
-def test_with_one_stage_per_rank_the_layout_of_the_hlat_paper_ties_with_the_fastest_for_7b(hlat_7b):
+def test_with_one_stage_per_rank_the_layout_of_the_hlat_paper_is_near_the_fastest_for_7b(hlat_7b):
     """Tensor 8 on NeuronLink, no pipeline, data parallelism over EFA (section V); its library had no interleaving.
 
-    Another one of the tied layouts is taken, which is predicted faster and in less memory.
+    Near: nobody can tell which one is faster, by the ratio that ships.
     """
     single = [one for one in hlat_7b.ranked if one.candidate.virtual == 1]
-    chosen = break_tie(single, hlat_7b.request.cluster.domain)
-    layouts = [(one, one.candidate) for one in single]
-    paper = next(one for one, found in layouts if (found.tensor, found.pipeline, found.data) == (8, 1, 256))
-    assert paper.step_seconds <= 1.04 * single[0].step_seconds and fits(hlat_7b.request, paper)
-    assert not any(
-        one.step_seconds < chosen.step_seconds and one.peak_memory < chosen.peak_memory
-        for one in hlat_7b.ranked
-        if one.candidate.virtual == 1
-    )
+    paper = predict_layout(hlat_7b.request, parse_layout("tp=8,recompute=selective,mbs=4", hlat_7b.request))
+    assert paper.step_seconds <= undecided_ratio() * single[0].step_seconds and fits(hlat_7b.request, paper)
     words = " ".join(explain(replace(hlat_7b, chosen=paper)))
     assert "fast links" in words and "over the network" in words
 

@@ -47,7 +47,8 @@ def comm_times(columns: WorkloadColumns, constants: Constants, program: Program 
 
     inside = columns.tensor <= columns.domain
     rate = np.where(inside, fast, np.minimum(fast, net))
-    steps = start + _steps(columns, columns.tensor, hidden, columns.tensor % columns.per_chip == 0) * np.where(inside, near, far)
+    steps = _steps(columns, columns.tensor, hidden, columns.tensor % columns.per_chip == 0)
+    steps = start + steps * np.where(inside, near, far)
     sent = program.tensor_share(columns) * hidden
     half = steps + sent * ((columns.tensor - 1) / columns.tensor / rate + 1 / passage)
     tensor = np.where(columns.tensor > 1, 2 * half, 0.0)

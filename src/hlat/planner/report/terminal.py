@@ -20,7 +20,7 @@ from hlat.planner.problem.devices import comparison_note
 from hlat.planner.problem.layouts import layout_text
 from hlat.planner.report.comparison import pareto_front_of_plans
 from hlat.planner.report.explanation import energy_text, interval_text
-from hlat.planner.search import TIE_TOLERANCE, LayoutPrediction
+from hlat.planner.search import LayoutPrediction
 
 WIDE = 140
 """Columns of a terminal from which on the wide table is printed."""
@@ -127,12 +127,8 @@ def _notes(plans: Sequence[TrainingPlan]) -> Iterator[str]:
 
 def _marks(plans: Sequence[TrainingPlan], front: int) -> Iterator[str]:
     searched = [plan for plan in plans if plan.ranked]
-    tied = [plan for plan in searched if plan.chosen is not plan.ranked[0]]
-    if tied:
-        yield f"> the choice: the plainest layout that is within {TIE_TOLERANCE:.0%} of the fastest"
-    elif searched:
-        yield "> the choice: the fastest layout"
     if searched:
+        yield "> the choice: the fastest layout"
         # The ratio from which on the faster layout is so in 4 of 5 pairs.
         apart = undecided_ratio() - 1
         yield f"~ may be the fastest: below {apart:.0%}, the model often names the wrong one"
