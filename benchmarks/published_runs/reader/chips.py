@@ -44,6 +44,9 @@ _USUAL_FORM = {"h100": "sxm", "h200": "sxm", "h800": "sxm", "max": "1550"}
 _SAME_MEMORY = 0.1  # 80 GB are 74.5 GiB, and a B200 of 192 GB has 180 GiB for programs
 
 
+_IN_MIB = re.compile(r"(\d{2,3},?\d{3})\s*MiB", re.IGNORECASE)  # as nvidia-smi shows it
+
+
 @dataclass(frozen=True)
 class RunChip:
     """Chip and machine of a run.
@@ -81,6 +84,7 @@ def read_chip(
     name = (text or "").strip()
     if is_unstated(name):
         raise UnreadableError("chip not stated")
+    memory = _IN_MIB.sub(lambda size: f"{float(size[1].replace(',', '')) / 1024:.0f} GiB", memory or "")
     other = _other_memory(memory)
     read = _named(name, _extra(form, _power_words(memory) if other else memory), catalog, chips_per_node)
     if other is not None:

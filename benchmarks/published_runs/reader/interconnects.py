@@ -37,6 +37,7 @@ _REACHED = {"omni-?path": 0.34}
 all-reduces of 16 nodes with four links of 100 Gb/s, which send twice the message (bigscience-workshop/bigscience,
 experiments/bandwidth/README.md)."""
 _LOCAL = r"nvlink\S*|nvswitch\S*|nvl\d*|neuronlink\S*|xgmi|infinity fabric|ici|pcie\S*|intra-?node|within (?:a )?node"
+_ASIDE = r"storage|management|front-?end|in-?band|out-?of-?band|ethernet nic"  # networks that gradients do not cross
 _NODE = r"node|server|host|instance|machine|box|system|vm"
 _CHIP = r"gpu|chip|accelerator|device|tpu|core"
 _ADAPTER = r"nic|port|link|hca|adapter|card|rail"
@@ -96,7 +97,7 @@ def read_network(text: str | None, chip: str, chips_per_node: int, usual: float)
         raise UnreadableError("interconnect not stated")
     structure = _structure(folded.lower())
     clauses = [part for part in re.split(r"\s*(?:\+|;|,(?!\d)|\band\b|\bwith\b)\s*", folded) if part.strip()]
-    outside = [part for part in clauses if not has_word(_LOCAL, part.lower())]
+    outside = [part for part in clauses if not has_word(f"{_LOCAL}|{_ASIDE}", part.lower())]
     found = [network for part in outside for network in _networks(part, chip, chips_per_node, usual)]
     if found:
         # A technology beside a stated rate describes the same network.
