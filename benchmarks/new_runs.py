@@ -35,7 +35,8 @@ from results import Recorder
 FOLDER = Path(__file__).parent / "published"
 SETS = {"first": "", "second": "_2", "third": "_3", "fourth": "_4"}  # ends of the files' names
 MEASURED = ("tokens_per_s_per_chip", "step_time_s", "tflops_per_chip", "mfu", "memory_per_chip_gib", "tok_s_chip_norm",
-            "norm_basis", "mfu_norm_causal_bf16peak", "tokens_per_s", "samples_per_s", "hfu", "quotation", "outcome")  # fmt: skip
+            "norm_basis", "mfu_norm_causal_bf16peak", "tokens_per_s", "samples_per_s", "hfu", "quotation",
+            "outcome")  # fmt: skip
 COLUMNS = ("id", "source", "family", "layout", "step_seconds", "low", "high", "tokens_per_s_per_chip", "memory_gib",
            "one_constant_step_seconds", "spread", "assumed", "skipped")  # fmt: skip
 

@@ -15,7 +15,7 @@ import numpy as np
 from hlat.hardware import Catalog
 from hlat.planner.cost.calibration import INTERVAL_SHARE
 from hlat.planner.problem.workload import Column, StepLayout, WorkloadColumns
-from published_runs.constants_fit import fit_products, prior_constants
+from published_runs.constants_fit import fit_constants, prior_constants
 from published_runs.intervals import LeftOutErrors
 from published_runs.one_constant import one_constant_steps
 from published_runs.order import PairErrors
@@ -145,12 +145,12 @@ def layout_kind(layout: StepLayout) -> str:
 
 
 def _left_out_steps(columns: WorkloadColumns, measured: Column, sources: Sequence[str]) -> Column:
-    """Step times of each run, with the constant fitted to the runs of all other sources."""
+    """Step times of each run, with the constants fitted to the runs of all other sources."""
     groups = np.array(sources)
     steps = np.empty(len(measured))
     for name in np.unique(groups):
         rows = groups == name
-        others = fit_products(columns.take(~rows), measured[~rows], groups[~rows])
+        others = fit_constants(columns.take(~rows), measured[~rows], groups[~rows])
         steps[rows] = run_steps(columns.take(rows), others).step
     return steps
 

@@ -10,7 +10,7 @@ import pytest
 from hlat.planner.cost.calibration import shipped_interval, undecided_ratio
 from hlat.planner.problem.workload import WorkloadColumns
 from published_runs import LeftOutErrors, accuracy_lines, accuracy_page, prediction_errors
-from published_runs.constants_fit import fit_products, prior_constants
+from published_runs.constants_fit import fit_constants, prior_constants
 from published_runs.program import run_steps
 from published_runs.runs import read_published_runs
 
@@ -45,9 +45,9 @@ def test_a_fit_finds_planted_constants_and_keeps_near_the_known_ones_with_few_so
     slower = priors.with_values({key: priors.values[key] * 0.9})
     groups = np.array([run.group for run in runs])
     truth = run_steps(columns, slower).step
-    assert fit_products(columns, truth, groups).values[key] == pytest.approx(slower.values[key], rel=0.01)
+    assert fit_constants(columns, truth, groups).values[key] == pytest.approx(slower.values[key], rel=0.01)
     one = np.flatnonzero(groups == "s0")
-    alone = fit_products(columns.take(one), truth[one], groups[one])
+    alone = fit_constants(columns.take(one), truth[one], groups[one])
     assert alone.values == priors.values, "one source is outweighed"
 
 

@@ -112,9 +112,8 @@ class Products:
 
     @classmethod
     def of(cls, columns: WorkloadColumns, constants: Constants) -> "Products":
-        sustained = constants.column("products", columns)
-        rate = columns.peak * columns.reached * sustained
-        eight = columns.peak_eight_bit * columns.reached_eight_bit * sustained
+        rate = columns.peak * columns.reached * constants.column("products", columns)
+        eight = columns.peak_eight_bit * columns.reached_eight_bit * constants.column("eight_bit", columns)
         in_blocks = np.where(columns.eight_bit > 0, eight, rate)
         unaligned = np.where(columns.pads_rows > 0, 1.0, constants.column("unaligned", columns))
         return cls(columns, rate, in_blocks, constants.column("unhidden", columns), unaligned)
