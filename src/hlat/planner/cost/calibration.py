@@ -4,7 +4,7 @@
     intervals.yaml -> shipped_interval("hopper", eight_bit=False) -> RatioInterval(low, high): measured over predicted
                    -> undecided_ratio() of two layouts of one job; ratio_between(one, other) of two families
 
-No data sheet states these numbers. benchmarks/planner_accuracy.py fits the constants.
+No data sheet states these numbers. benchmarks/published_runs/constants_fit.py fits two of the constants.
 ``benchmarks/planner_errors.py FILE --json`` computes the intervals from runs whose source was left out of the fit;
 benchmarks/published_runs/intervals.py and order.py have the rules.
 """
