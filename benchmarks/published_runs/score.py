@@ -8,9 +8,9 @@
 
 A sweep is what one author measured of one model on one cluster with one batch, program and precision, in three layouts
 or more that ran; a table whose notes begin with "sweep NAME;" names them itself. Runs that were out of memory belong to
-it. The choice is the planner's rule: the fastest by prediction of those that are predicted to fit; the one that needs
-least where none is. ``regret`` is the measured step of the choice over the best one's, less 1; null if the choice ran
-out of memory.
+it. The choice is the planner's rule: of those that are predicted to fit the plainest within 2 % of the fastest; the
+one that needs least where none fits. ``regret`` is the measured step of the choice over the best one's, less 1; null
+if the choice ran out of memory.
 """
 
 import argparse
@@ -27,7 +27,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from hlat.planner.cost.calibration import shipped_interval
-from hlat.planner.problem.workload import Column, WorkloadColumns
+from hlat.planner.problem.workload import RECOMPUTE_POLICIES, Column, WorkloadColumns
+from hlat.planner.search import TIE_TOLERANCE
 from published_runs.program import run_steps
 from published_runs.published_memory import predicted_gib
 from published_runs.runs import PublishedRun, read_published_runs
@@ -87,7 +88,7 @@ def _choice(runs: Sequence[PublishedRun], steps: Column, members: list[int], ran
     filled = dict(zip(members, memory_shares([runs[index] for index in members]), strict=True))
     fitting = [index for index in members if filled[index] <= 1] or [min(members, key=filled.__getitem__)]
     measured = {index: runs[index].step_seconds or 0.0 for index in ran}
-    best, chosen = min(ran, key=measured.__getitem__), min(fitting, key=steps.__getitem__)
+    best, chosen = min(ran, key=measured.__getitem__), _chosen(runs, steps, fitting, filled)
     fastest = min(ran, key=steps.__getitem__)
     regret = measured[chosen] / measured[best] - 1 if chosen in measured else None
     return {
@@ -103,6 +104,23 @@ def _choice(runs: Sequence[PublishedRun], steps: Column, members: list[int], ran
         "regret_of_fastest": measured[fastest] / measured[best] - 1,
         "mean_of_layouts": float(np.mean(list(measured.values()))) / measured[best] - 1,
     }
+
+
+def _chosen(runs: Sequence[PublishedRun], steps: Column, fitting: list[int], filled: dict[int, float]) -> int:
+    limit = (1 + TIE_TOLERANCE) * min(steps[index] for index in fitting)
+    tied = [index for index in fitting if steps[index] <= limit]
+
+    def is_beaten(index: int) -> bool:
+        return any(steps[one] < steps[index] and filled[one] < filled[index] for one in tied)
+
+    def plainness(index: int) -> tuple[float, ...]:
+        layout, device = runs[index].workload.layout, runs[index].workload.device
+        again = RECOMPUTE_POLICIES.index(layout.recompute), layout.gathers_again
+        degrees = (layout.tensor, layout.pipeline, layout.context, layout.split_backward, layout.virtual)
+        far = layout.tensor > device.domain
+        return (far, layout.pipeline > 1, *again, *degrees, layout.replicas, steps[index])
+
+    return min((index for index in tied if not is_beaten(index)), key=plainness)
 
 
 def memory_shares(runs: Sequence[PublishedRun]) -> list[float]:

@@ -35,9 +35,11 @@ from hlat.planner.problem.devices import comparison_note, planned_execution, why
 from hlat.planner.problem.layouts import Candidate, parse_layout, recipe_on_chip
 from hlat.planner.problem.request import PlanRequest, llama_class
 from hlat.planner.search import (
+    TIE_TOLERANCE,
     USABLE_MEMORY_SHARE,
     LayoutPrediction,
     SearchResult,
+    break_tie,
     predict_layout,
     search,
     step_seconds,
@@ -103,8 +105,9 @@ def suggestions(request: PlanRequest) -> Iterator[tuple[PlanRequest, LayoutPredi
 
 
 def _if_it_fits(request: PlanRequest) -> Iterator[tuple[PlanRequest, LayoutPrediction]]:
-    for best in search(request).ranked[:1]:
-        yield request, best
+    ranked = search(request).ranked
+    if ranked:
+        yield request, break_tie(ranked, request.cluster.domain)
 
 
 def _more_instances(request: PlanRequest) -> Iterator[tuple[PlanRequest, LayoutPrediction]]:
@@ -228,6 +231,7 @@ class TrainingPlan:
             ),
             "goodput_simulated": round(self.goodput_simulated[0], 4),
             "goodput_simulated_worst_tenth": round(self.goodput_simulated[1], 4),
+            "tie": TIE_TOLERANCE,
             "interval_share": INTERVAL_SHARE,
             "interval_sources": self.chosen.interval.sources,
             "undecided_ratio": undecided_ratio(),
@@ -301,7 +305,7 @@ def make_plan(request: PlanRequest, layout: str | None = None) -> TrainingPlan:
     found = search(request)
     if not found.ranked:
         raise PlanError(_nothing_fits(request, found))
-    chosen = found.ranked[0]
+    chosen = break_tie(found.ranked, request.cluster.domain)
     return TrainingPlan(request, chosen, tuple(found.ranked), found, _simulated_goodput(request, chosen))
 
 

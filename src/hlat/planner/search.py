@@ -1,14 +1,15 @@
 """Search for the best layouts of a request.
 
     candidates -> memory of the fullest ranks -> fits? -> step_times of those that do, as columns
-               -> finalists -> pipeline simulated, memory counted exactly -> LayoutPrediction -> ranked
+               -> finalists -> pipeline simulated, memory counted exactly -> LayoutPrediction -> ranked -> break_tie
     best_layout: the winner alone, for many clusters of one question; fastest first, until enough of them fit
 
 Formulas (planner/cost/step_time.py) rank all candidates. For the few best, the pipeline is simulated event by event and
 memory is counted from the shape of every parameter. These results decide.
 
-The fastest is taken. In 104 published sweeps of layouts, rules that take a plainer or a smaller one of those about as
-fast chose worse, the more so the wider "about" is (docs/notebook/planner.md).
+Of the layouts within 2 % of the fastest the plainest is taken: what it saves is not in the model (schedules in Python,
+messages that wait for each other). In 104 published sweeps that chooses as well as the fastest, a wider tie worse
+(docs/notebook/planner.md).
 """
 
 import time
@@ -19,6 +20,7 @@ from math import inf
 
 import numpy as np
 
+from hlat.config import ZERO_BUBBLE
 from hlat.model import count_parameters, flops_per_token, hidden_share
 from hlat.optim import optimizer_spec
 from hlat.parallel import matrix_shapes, stage_layers
@@ -280,9 +282,34 @@ def _saved_bytes(request: PlanRequest) -> float:
     return total * float(MODES[request.mode].weights.itemsize + components) + state
 
 
+TIE_TOLERANCE = 0.02
+"""Predicted times that differ by less than this share are a tie."""
+
+
+def break_tie(ranked: Sequence[LayoutPrediction], domain: int) -> LayoutPrediction:
+    """Take the plainest of the layouts tied with the fastest, which come first; ``domain`` devices share fast links."""
+    tied = [one for one in ranked if one.step_seconds <= (1 + TIE_TOLERANCE) * ranked[0].step_seconds]
+    # Nobody would want a layout that another one beats in both time and memory.
+    kept = [one for one in tied if not any(_beats(other, one) for other in tied)]
+    return min(kept, key=lambda one: _plainness(one, domain))
+
+
+def _beats(one: LayoutPrediction, other: LayoutPrediction) -> bool:
+    return one.step_seconds < other.step_seconds and one.peak_memory < other.peak_memory
+
+
+def _plainness(prediction: LayoutPrediction, domain: int) -> tuple[float, ...]:
+    layout = prediction.candidate
+    again = RECOMPUTE_POLICIES.index(layout.recompute), layout.parallel.gathers_again
+    degrees = (layout.tensor, layout.pipeline, layout.context, layout.schedule in ZERO_BUBBLE, layout.virtual)
+    return (layout.tensor > domain, layout.pipeline > 1, *again, *degrees, layout.replicas, prediction.step_seconds)
+
+
 def best_layout(request: PlanRequest) -> LayoutPrediction | None:
     """Predict the layout that a plan of the request takes; None if none fits."""
-    return next(iter(fastest_layouts(request)), None)
+    ranked = fastest_layouts(request)
+    # A plan may take another, equally fast one: it also looks at layouts that need less memory, which may be plainer.
+    return break_tie(ranked, request.cluster.domain) if ranked else None
 
 
 def fastest_layouts(request: PlanRequest) -> list[LayoutPrediction]:

@@ -10,7 +10,7 @@ from hlat.planner.offers import KNEE, _time, parse_goal
 from hlat.planner.plan import make_plan
 from hlat.planner.problem.request import PlanRequest
 from hlat.planner.purchase import Purchase
-from hlat.planner.search import best_layout
+from hlat.planner.search import TIE_TOLERANCE, best_layout
 from hlat.runtime.errors import HardwareError, PlanError
 from tests.support.commands import hlat as hlat_command
 from tests.support.planner.requests import request_for
@@ -36,14 +36,14 @@ def planned() -> dict:
 
 @pytest.mark.parametrize("days", [4.0, 9.0])
 def test_the_smallest_number_that_meets_a_deadline(planned: dict, days: float) -> None:
-    """No smaller number does, by a plan of each.
+    """No smaller number does, by a plan of each. A tie between layouts may be broken otherwise: see ``best_layout``.
 
     A larger number may be slower: on 5 or 7 instances a batch of 512 needs pipelines of as many stages.
     """
     offer = chosen(deadline=f"{days}d").chosen
-    in_time = [number for number, plan in planned.items() if plan.chosen.days <= days]
+    in_time = [number for number, plan in planned.items() if plan.chosen.days * (1 + TIE_TOLERANCE) <= days]
     assert offer.days <= days and all(number >= offer.cluster.count for number in in_time)
-    assert offer.days == pytest.approx(planned[offer.cluster.count].chosen.days)
+    assert offer.days == pytest.approx(planned[offer.cluster.count].chosen.days, rel=TIE_TOLERANCE)
 
 
 def test_the_fastest_within_a_budget(planned: dict) -> None:
@@ -156,21 +156,20 @@ def test_chips_instead_of_instances() -> None:
 def test_the_quick_search_takes_the_layout_of_the_plan(model: str, cluster: str) -> None:
     request: PlanRequest = request_for(model, cluster)
     plan, quick = make_plan(request), best_layout(request)
-    # A plan simulates more layouts: those that need little memory, of which one may be faster than by the formula.
-    assert quick is not None and quick.step_seconds == pytest.approx(plan.chosen.step_seconds, rel=0.005)
+    assert quick is not None and quick.step_seconds == pytest.approx(plan.chosen.step_seconds, rel=TIE_TOLERANCE)
 
 
 @pytest.mark.parametrize("price", [[], ["--price", "2.10/h"]], ids=["of the catalog", "quoted"])
 def test_the_command_that_is_suggested_plans_what_was_chosen(price: list[str]) -> None:
-    """With the tokens, lengths and prices of the question."""
+    """With the tokens, lengths and prices of the question; a tie may be broken otherwise: see ``best_layout``."""
     words = ["--tokens", "20B", "--seq", "1024", "--global-batch", "256", "--precision", "mixed"]
     words += ["--interruptions", "2"]
     question = ["plan", "--model", "llama-3.2-1b", "--chips", "p4d.24xlarge", *words, *price]
     chosen_one = json.loads(hlat_command(*question, "--json").stdout)["chosen"]
     suggested = shlex.split(hlat_command(*question).stdout.partition("Its plan:")[2].replace("\\\n", " "))
     planned_one = json.loads(hlat_command(*suggested[1:], "--json").stdout)["chosen"]
-    assert planned_one["days"] == pytest.approx(chosen_one["days"])
-    assert planned_one["cost_usd"] == pytest.approx(chosen_one["cost_usd"])
+    assert planned_one["days"] == pytest.approx(chosen_one["days"], rel=TIE_TOLERANCE)
+    assert planned_one["cost_usd"] == pytest.approx(chosen_one["cost_usd"], rel=TIE_TOLERANCE)
 
 
 def test_chips_that_multiply_in_fp16_only_can_be_bought() -> None:

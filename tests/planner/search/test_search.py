@@ -1,4 +1,4 @@
-"""The search: tried layouts, ranking, and the ranks whose memory counts."""
+"""The search: tried layouts, ranking, ties, and the ranks whose memory counts."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from hlat.planner.memory import estimate_rank_memory, rank_memory
 from hlat.planner.plan import fits, make_plan
 from hlat.planner.problem.layouts import candidates, layout_text, parse_layout
 from hlat.planner.report.html_report import step_timeline
-from hlat.planner.search import finalists, predict_layout, search
+from hlat.planner.search import break_tie, finalists, predict_layout, search
 from tests.support.planner.requests import request_for
 
 REQUESTS = [("llama-2-70b", "trn1.32xlarge:16"), ("llama-2-70b", "h100:4"), ("llama-3-8b", "p4d.24xlarge:1")]
@@ -54,6 +54,18 @@ def test_at_most_three_alternatives_have_the_same_degrees():
     same, other = (parse_layout(text, request) for text in ("tp=8,pp=2", "tp=4,pp=2"))
     layouts = [*(replace(same, micro_batch=size) for size in (1, 2, 4, 8, 16)), other]
     assert finalists(layouts, list(range(6))) == [0, 1, 2, 5]
+
+
+def test_a_tie_goes_to_the_plainest_layout_that_none_of_them_beats():
+    request = request_for("llama-2-70b", "h100:4")
+    far, near = (predict_layout(request, parse_layout(text, request)) for text in ("tp=16", "tp=8,pp=2,recompute=full"))
+    far, near = replace(far, step_seconds=1.0), replace(near, step_seconds=1.015)
+    assert far.peak_memory > near.peak_memory
+    assert break_tie([far, near], domain=8) is near
+    assert break_tie([far, replace(near, step_seconds=1.025)], domain=8) is far
+    less = {rank: replace(memory, parameters=0.0) for rank, memory in near.memory.items()}
+    better = replace(far, memory=less, step_seconds=1.0)
+    assert break_tie([better, near], domain=8) is better, "the plainer one is slower and needs more"
 
 
 def test_all_schedules_and_zero_stages_are_tried_but_on_trainium_only_calibrated_ones():

@@ -21,7 +21,7 @@ from hlat.planner.plan import DeterminismCost, TrainingPlan, fits, format_number
 from hlat.planner.problem.layouts import Candidate
 from hlat.planner.problem.request import PlanRequest
 from hlat.planner.problem.workload import rank_weights
-from hlat.planner.search import LayoutPrediction, workload_columns
+from hlat.planner.search import TIE_TOLERANCE, LayoutPrediction, workload_columns
 from hlat.precision import MODES
 from hlat.runtime.quantities import rounded_text
 from hlat.runtime.terminal import plural
@@ -99,7 +99,15 @@ def explain(plan: TrainingPlan) -> list[str]:
     """Explain a plan in sentences, the most important first."""
     request, chosen = plan.request, plan.chosen
     lines = [f"Chosen: {chosen.candidate}.", _step_sentence(chosen), *_communication_sentences(request, chosen)]
-    lines += [f"Runner-up: {compare(chosen, other)}" for other in plan.alternatives[:3]]
+    if plan.ranked and plan.ranked[0] is not chosen:
+        fastest = plan.ranked[0]
+        behind = chosen.step_seconds / fastest.step_seconds - 1
+        lines.append(
+            f"The fastest predicted layout, {fastest.candidate}, is {behind:.1%} faster, less than the "
+            f"{TIE_TOLERANCE:.0%} that decide; the chosen layout is plainer."
+        )
+    runners_up = [other for other in plan.alternatives[:3] if other is not plan.ranked[0]]
+    lines += [f"Runner-up: {compare(chosen, other)}" for other in runners_up]
     return lines
 
 

@@ -20,7 +20,7 @@ from hlat.planner.problem.devices import comparison_note
 from hlat.planner.problem.layouts import layout_text
 from hlat.planner.report.comparison import pareto_front_of_plans
 from hlat.planner.report.explanation import energy_text, interval_text
-from hlat.planner.search import LayoutPrediction
+from hlat.planner.search import TIE_TOLERANCE, LayoutPrediction
 
 WIDE = 140
 """Columns of a terminal from which on the wide table is printed."""
@@ -128,7 +128,8 @@ def _notes(plans: Sequence[TrainingPlan]) -> Iterator[str]:
 def _marks(plans: Sequence[TrainingPlan], front: int) -> Iterator[str]:
     searched = [plan for plan in plans if plan.ranked]
     if searched:
-        yield "> the choice: the fastest layout"
+        plainest = any(plan.chosen is not plan.ranked[0] for plan in searched)
+        yield f"> the choice: the {f'plainest within {TIE_TOLERANCE:.0%} of the ' * plainest}fastest layout"
         # The ratio from which on the faster layout is so in 4 of 5 pairs.
         apart = undecided_ratio() - 1
         yield f"~ may be the fastest: below {apart:.0%}, the model often names the wrong one"
