@@ -79,8 +79,9 @@ def run_suite(
     def work(served: ServedModel) -> SuiteReport:
         with quiet(), unconfined_execution() if options.allow_code == "unsafe" else nullcontext():
             raw = _ask_harness(tasks[0], served, options)
-        report = _report(raw, suite, options, served, runtime, time.monotonic() - begin)
-        _write(options.out, suite, report, raw["samples"])
+        found = tasks[0].suite
+        report = _report(raw, found, options, served, runtime, time.monotonic() - begin)
+        _write(options.out, found, report, raw["samples"])
         return report
 
     return serve_model(path, options.serving, runtime, options.out / "responses", progress, work)
