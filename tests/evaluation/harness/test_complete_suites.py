@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from hlat.evaluation.harness.suites import Column, Suite, TaskEntry, column_values, load_suite, task_results
+from hlat.evaluation.harness.suites import (
+    Column,
+    Suite,
+    TaskEntry,
+    column_values,
+    load_suite,
+    suite_of_tasks,
+    task_results,
+)
 from hlat.runtime.errors import DataError
 from tests.support.commands import hlat
 from tests.support.evaluation.text_model import write_text_model
@@ -60,7 +68,7 @@ def answer(suite: Suite, files: Path) -> tuple[dict[str, float], dict[str, set[i
     model = HalfRight()
     settings = {"task_manager": found.manager, "bootstrap_iters": 0, "confirm_run_unsafe_code": True}
     with quiet():
-        raw = lm_eval.simple_evaluate(model=model, tasks=[found.group], **settings)
+        raw = lm_eval.simple_evaluate(model=model, tasks=found.build(seed=1), **settings)
     tasks = task_results(raw)
     columns, _ = column_values(found.suite, tasks)
     return columns, model.shots, tasks
@@ -132,3 +140,14 @@ def test_what_is_missing_is_named_with_its_licence_and_how_to_copy_it(
         assert f"({entry.license})" in str(refused.value)
     assert "pubmedqa_test.jsonl (MIT) is missing" in str(refused.value)
     assert "hf download NAME --repo-type dataset --local-dir FOLDER/NAME" in str(refused.value)
+
+
+@pytest.mark.usefixtures("cache")
+def test_data_that_do_not_fit_are_named_before_a_model_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "allenai/sciq").mkdir(parents=True)
+    (tmp_path / "allenai/sciq/sciq.py").write_text("raise SystemExit('a loading script must not run')")
+    (tmp_path / "GBaker/MedQA-USMLE-4-options-hf").mkdir(parents=True)
+    (tmp_path / "GBaker/MedQA-USMLE-4-options-hf/test.json").write_text('{"question": "of another version"}\n')
+    suite = suite_of_tasks(["sciq", "medqa_4options"]).model_copy(update={"folders": ("sciq", "medqa")})
+    with pytest.raises(DataError, match=r"(?s)sciq: RuntimeError: Dataset scripts are no.*medqa_4options: KeyError"):
+        list_tasks(suite, tmp_path, (), allow_code=False, is_online=False).build(seed=1)

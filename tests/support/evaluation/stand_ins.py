@@ -187,7 +187,9 @@ def _write_parquet(folder: Path, configurations: dict[str, Callable[[int], dict[
         inside = name or "data"
         (folder / inside).mkdir(parents=True)
         for split in ITEMS:
-            pa.parquet.write_table(pa.Table.from_pylist(_rows(maker, split)), folder / inside / f"{split}-00000.parquet")
+            pa.parquet.write_table(
+                pa.Table.from_pylist(_rows(maker, split)), folder / inside / f"{split}-00000.parquet"
+            )
         files = [{"split": split, "path": f"{inside}/{split}-*"} for split in ITEMS]
         card.append({"config_name": name or "default", "data_files": files})
     (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': card})}---\n")

@@ -12,6 +12,7 @@ This file imports lm-eval (the extra ``eval``); others import it when they need 
 """
 
 import os
+import random
 import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import lm_eval
+import numpy
 from huggingface_hub import constants
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
@@ -51,8 +53,23 @@ class TaskList:
 
     manager: TaskManager
     suite: Suite  # with the tasks of each tag in place of it
-    group: str  # name of a group of all tasks of the suite
+    groups: tuple[str, ...]  # names of groups, each of one entry of the suite
     downloads: tuple[str, ...]  # data sets that are not on this machine, with their licences
+
+    def build(self, seed: int) -> list[Any]:
+        """Build the groups with their tasks and data; raises DataError listing the entries for which that fails."""
+        built, problems = [], []
+        # Some tasks shuffle the choices of their examples with the global generators.
+        random.seed(seed)
+        numpy.random.seed(seed)
+        for entry, group in zip(self.suite.entries, self.groups, strict=True):
+            try:
+                built.append(self.manager.load([group])["groups"][group])
+            except Exception as error:  # data that do not fit: of `datasets`, of a task's own functions
+                problems.append(f"{entry.task}: {type(error).__name__}: {error}")
+        if problems:
+            raise DataError("\n  ".join([f"suite {self.suite.name}: these tasks cannot read their data:", *problems]))
+        return built
 
 
 def list_tasks(
@@ -85,11 +102,11 @@ def list_tasks(
         )
     if problems:
         raise DataError("\n  ".join([f"suite {suite.name}: these tasks cannot run:", *problems]))
-    group = f"suite {suite.name}"
-    members = [_settings(manager, entry, files) for entry in suite.entries]
-    # In the index, because lm-eval replaces fields of the tasks of a group by those of a group that it is given.
-    manager.task_index[group] = TaskIndex.entry_from_config({"group": group, "task": members})
-    return TaskList(manager, suite, group, tuple(missing))
+    groups = {f"suite {suite.name}: {entry.task}": [_settings(manager, entry, files)] for entry in suite.entries}
+    for name, members in groups.items():
+        # In the index, because lm-eval gives the fields of a group that is not there to the tasks of groups in it.
+        manager.task_index[name] = TaskIndex.entry_from_config({"group": name, "task": members})
+    return TaskList(manager, suite, tuple(groups), tuple(missing))
 
 
 def _without_tags(manager: TaskManager, suite: Suite) -> Suite:
