@@ -144,10 +144,12 @@ def test_what_is_missing_is_named_with_its_licence_and_how_to_copy_it(
 
 @pytest.mark.usefixtures("cache")
 def test_data_that_do_not_fit_are_named_before_a_model_is_loaded(tmp_path: Path) -> None:
-    (tmp_path / "allenai/sciq").mkdir(parents=True)
-    (tmp_path / "allenai/sciq/sciq.py").write_text("raise SystemExit('a loading script must not run')")
-    (tmp_path / "GBaker/MedQA-USMLE-4-options-hf").mkdir(parents=True)
-    (tmp_path / "GBaker/MedQA-USMLE-4-options-hf/test.json").write_text('{"question": "of another version"}\n')
-    suite = suite_of_tasks(["sciq", "medqa_4options"]).model_copy(update={"folders": ("sciq", "medqa")})
-    with pytest.raises(DataError, match=r"(?s)sciq: RuntimeError: Dataset scripts are no.*medqa_4options: KeyError"):
+    folder = tmp_path / "GBaker/MedQA-USMLE-4-options-hf"
+    folder.mkdir(parents=True)
+    (folder / "test.json").write_text('{"question": "of another version"}\n')
+    suite = suite_of_tasks(["medqa_4options"]).model_copy(update={"folders": ("medqa",)})
+    with pytest.raises(DataError, match="medqa_4options: KeyError: 'train'"):
         list_tasks(suite, tmp_path, (), allow_code=False, is_online=False).build(seed=1)
+    (folder / f"{folder.name}.py").write_text("raise SystemExit('a loading script must not run')")
+    with pytest.raises(DataError, match=r"medqa_4options: .*hf\.py is a program"):
+        list_tasks(suite, tmp_path, (), allow_code=False, is_online=False)

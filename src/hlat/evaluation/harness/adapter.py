@@ -134,6 +134,10 @@ def _problems(manager: TaskManager, entry: TaskEntry, files: Path | None, allow_
             yield f"{entry.task}: reads {name} from a folder of data files. Name it with --files."
         elif not (files / name).is_file():
             yield f"{entry.task}: {_licensed(str(files / name), entry)} is missing."
+    copy = _copied_data(manager, entry, files)
+    # Versions of `datasets` below 4 would run it.
+    if copy is not None and (script := copy / f"{copy.name}.py").exists():
+        yield f"{entry.task}: {script} is a program that reads the data. Copy a data set of data files only."
     for name, config in _configurations(manager, entry.task):
         if not config.get("unsafe_code"):
             continue
