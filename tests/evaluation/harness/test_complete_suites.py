@@ -153,3 +153,10 @@ def test_data_that_do_not_fit_are_named_before_a_model_is_loaded(tmp_path: Path)
     (folder / f"{folder.name}.py").write_text("raise SystemExit('a loading script must not run')")
     with pytest.raises(DataError, match=r"medqa_4options: .*hf\.py is a program"):
         list_tasks(suite, tmp_path, (), allow_code=False, is_online=False)
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_task_that_is_asked_for_twice_is_refused(stand_ins: Path) -> None:
+    suite = suite_of_tasks(["legalbench", "legalbench_proa"]).model_copy(update={"folders": ("legalbench",)})
+    with pytest.raises(DataError, match="legalbench_proa"):
+        list_tasks(suite, stand_ins, (), allow_code=False, is_online=False).build(seed=1)

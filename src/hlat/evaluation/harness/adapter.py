@@ -69,6 +69,10 @@ class TaskList:
                 problems.append(f"{entry.task}: {type(error).__name__}: {error}")
         if problems:
             raise DataError("\n  ".join([f"suite {self.suite.name}: these tasks cannot read their data:", *problems]))
+        try:
+            self.manager.load(built)
+        except ValueError as error:  # a task twice: under its own name and in a group, for example
+            raise DataError(f"suite {self.suite.name}: {error}") from error
         return built
 
 
@@ -102,10 +106,11 @@ def list_tasks(
         )
     if problems:
         raise DataError("\n  ".join([f"suite {suite.name}: these tasks cannot run:", *problems]))
-    groups = {f"suite {suite.name}: {entry.task}": [_settings(manager, entry, files)] for entry in suite.entries}
-    for name, members in groups.items():
+    groups = [f"suite {suite.name}, {number}: {entry.task}" for number, entry in enumerate(suite.entries)]
+    for name, entry in zip(groups, suite.entries, strict=True):
+        group = {"group": name, "task": [_settings(manager, entry, files)]}
         # In the index, because lm-eval gives the fields of a group that is not there to the tasks of groups in it.
-        manager.task_index[name] = TaskIndex.entry_from_config({"group": name, "task": members})
+        manager.task_index[name] = TaskIndex.entry_from_config(group)
     return TaskList(manager, suite, tuple(groups), tuple(missing))
 
 
