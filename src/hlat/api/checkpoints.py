@@ -82,7 +82,7 @@ def evaluate_tasks(
     Args:
         checkpoint: a checkpoint, a checkpoints folder or a run folder; or a Hugging Face folder.
         tasks: names of tasks; empty for a suite.
-        suite: "hlat", "offline", or a YAML file; None for ``tasks``.
+        suite: "hlat", "offline", "domain", or a YAML file; None for ``tasks``.
         out: folder of the results; None for ``evaluation/NAME``, after the name of the checkpoint.
         files: folder of the suite's data files.
         include: folder with further tasks, as YAML files.

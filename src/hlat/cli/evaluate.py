@@ -46,9 +46,9 @@ def evaluate(
     ] = None,
     data: Annotated[str | None, typer.Option(help="Folder of prepared data; default: that of the run.")] = None,
     tasks: Annotated[str | None, typer.Option(help="Run tasks of lm-eval instead, as in hellaswag,gsm8k.")] = None,
-    suite: Annotated[str | None, typer.Option(help="Run a suite of tasks instead: hlat, offline, or a file.")] = None,
+    suite: Annotated[str | None, typer.Option(help="Run a suite of tasks: hlat, offline, domain, or a file.")] = None,
     out: Annotated[str | None, typer.Option(help="Folder of the tasks' results; default: evaluation/NAME.")] = None,
-    files: Annotated[str | None, typer.Option(help="Folder of the suite's data files.")] = None,
+    files: Annotated[str | None, typer.Option(help="Folder of data files and copied data sets.")] = None,
     include: Annotated[str | None, typer.Option(help="Folder with further tasks, as YAML files.")] = None,
     shots: Annotated[
         int | None, typer.Option(min=0, help="Solved examples per question, for --tasks; default: the tasks' own.")

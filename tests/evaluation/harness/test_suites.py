@@ -18,7 +18,7 @@ def task_lister() -> Callable[..., Any]:
 
 
 def test_shipped_suites_load_and_published_values_belong_to_columns() -> None:
-    assert set(suite_names()) >= {"hlat", "offline"}
+    assert set(suite_names()) >= {"domain", "hlat", "offline"}
     for name in suite_names():
         suite = load_suite(name)
         columns = {column.name for column in suite.columns} | {suite.average}
@@ -50,7 +50,7 @@ def test_mistakes_in_a_suite_are_listed(tmp_path: Path) -> None:
     file.write_text("name: bad\ntitle: t\ncolumns: [{name: a, tasks: [{task: x, shot: 3}]}, {tasks: []}]\n")
     with pytest.raises(DataError, match=r"(?s)columns\.0\.tasks\.0\.shot: Extra.*columns\.1\.name: Field required"):
         load_suite(str(file))
-    with pytest.raises(DataError, match=r"no such suite\. Name one of hlat, offline"):
+    with pytest.raises(DataError, match=r"no such suite\. Name one of domain, hlat, offline"):
         load_suite("../hlat")
 
 
@@ -74,7 +74,7 @@ def test_downloads_are_named_before_they_start_and_refused_offline(
     suite = load_suite("hlat")
     listed = list_tasks(suite, None, (), allow_code=True, is_online=True)
     assert {"cais/mmlu", "baber/piqa", "openai/gsm8k", "openai/openai_humaneval"} <= set(listed.downloads)
-    with pytest.raises(DataError, match=r"(?s)cannot be reached.*cais/mmlu.*--suite offline"):
+    with pytest.raises(DataError, match=r"(?s)cannot be reached.*cais/mmlu.*--files"):
         list_tasks(suite, None, (), allow_code=True, is_online=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DataError, match="cannot be reached"):

@@ -12,6 +12,7 @@ This file imports lm-eval (the extra ``eval``); others import it when they need 
 """
 
 import os
+import random
 import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,11 +23,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import lm_eval
+import numpy
 from huggingface_hub import constants
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.tasks import TaskManager
+from lm_eval.tasks._index import TaskIndex
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from hlat.evaluation.code_execution.sandbox import CodePermission, find_confinement
@@ -49,8 +52,28 @@ class TaskList:
     """Tasks, ready to be built."""
 
     manager: TaskManager
-    group: dict[str, Any]  # configuration of a group of all tasks of the suite
-    downloads: tuple[str, ...]  # data sets that are not on this machine
+    suite: Suite  # with the tasks of each tag in place of it
+    groups: tuple[str, ...]  # names of groups, each of one entry of the suite
+    downloads: tuple[str, ...]  # data sets that are not on this machine, with their licences
+
+    def build(self, seed: int) -> list[Any]:
+        """Build the groups with their tasks and data; raises DataError listing the entries for which that fails."""
+        built, problems = [], []
+        # Some tasks shuffle the choices of their examples with the global generators.
+        random.seed(seed)
+        numpy.random.seed(seed)
+        for entry, group in zip(self.suite.entries, self.groups, strict=True):
+            try:
+                built.append(self.manager.load([group])["groups"][group])
+            except Exception as error:  # data that do not fit: of `datasets`, of a task's own functions
+                problems.append(f"{entry.task}: {type(error).__name__}: {error}")
+        if problems:
+            raise DataError("\n  ".join([f"suite {self.suite.name}: these tasks cannot read their data:", *problems]))
+        try:
+            self.manager.load(built)
+        except ValueError as error:  # a task twice: under its own name and in a group, for example
+            raise DataError(f"suite {self.suite.name}: {error}") from error
+        return built
 
 
 def list_tasks(
@@ -71,18 +94,40 @@ def list_tasks(
     built_in = Path(lm_eval.__file__).parent / "tasks"
     folders = [*([built_in / name for name in suite.folders] or [built_in]), _OWN_TASKS, *include]
     manager = TaskManager(include_path=[str(folder) for folder in folders], include_defaults=False)
+    suite = _without_tags(manager, suite)
     problems = [problem for entry in suite.entries for problem in _problems(manager, entry, files, allow_code)]
+    missing = sorted({name for entry in suite.entries for name in _downloads(manager, entry, files)})
+    if missing and not (_can_download() if is_online is None else is_online):
+        problems.append(
+            f"These data sets are not on this machine, and the Hugging Face hub cannot be reached from it: "
+            f"{', '.join(missing)}. On a machine that is connected, copy each with `hf download NAME --repo-type "
+            f"dataset --local-dir FOLDER/NAME`, and name FOLDER with --files. Or copy the cache of a run there "
+            f"({constants.HF_HUB_CACHE})."
+        )
     if problems:
         raise DataError("\n  ".join([f"suite {suite.name}: these tasks cannot run:", *problems]))
-    missing = sorted({name for entry in suite.entries for name in _downloads(manager, entry)})
-    if missing and not (_can_download() if is_online is None else is_online):
-        raise DataError(
-            f"suite {suite.name}: these data sets are not on this machine, and the Hugging Face hub cannot be reached "
-            f"from it:\n  {', '.join(missing)}\nRun it once on a machine that is connected and copy its cache "
-            f"({constants.HF_HUB_CACHE}), or take --suite offline, which reads files that you have (--files)."
-        )
-    members = [_settings(entry, files) for entry in suite.entries]
-    return TaskList(manager, {"group": f"suite {suite.name}", "task": members}, tuple(missing))
+    groups = [f"suite {suite.name}, {number}: {entry.task}" for number, entry in enumerate(suite.entries)]
+    for name, entry in zip(groups, suite.entries, strict=True):
+        group = {"group": name, "task": [_settings(manager, entry, files)]}
+        # In the index, because lm-eval gives the fields of a group that is not there to the tasks of groups in it.
+        manager.task_index[name] = TaskIndex.entry_from_config(group)
+    return TaskList(manager, suite, tuple(groups), tuple(missing))
+
+
+def _without_tags(manager: TaskManager, suite: Suite) -> Suite:
+    """Put the tasks of a tag in place of it: lm-eval has no result for a tag."""
+
+    def tasks(entry: TaskEntry) -> list[TaskEntry]:
+        found = manager.task_index.get(entry.task)
+        if found is None or found.cfg:
+            return [entry]
+        return [entry.model_copy(update={"task": name}) for name in sorted(found.tags)] or [entry]
+
+    columns = (
+        column.model_copy(update={"tasks": tuple(each for entry in column.tasks for each in tasks(entry))})
+        for column in suite.columns
+    )
+    return suite.model_copy(update={"columns": tuple(columns)})
 
 
 def _problems(manager: TaskManager, entry: TaskEntry, files: Path | None, allow_code: CodePermission) -> Iterator[str]:
@@ -93,7 +138,11 @@ def _problems(manager: TaskManager, entry: TaskEntry, files: Path | None, allow_
         if files is None:
             yield f"{entry.task}: reads {name} from a folder of data files. Name it with --files."
         elif not (files / name).is_file():
-            yield f"{entry.task}: {files / name} is missing."
+            yield f"{entry.task}: {_licensed(str(files / name), entry)} is missing."
+    copy = _copied_data(manager, entry, files)
+    # Versions of `datasets` below 4 would run it.
+    if copy is not None and (script := copy / f"{copy.name}.py").exists():
+        yield f"{entry.task}: {script} is a program that reads the data. Copy a data set of data files only."
     for name, config in _configurations(manager, entry.task):
         if not config.get("unsafe_code"):
             continue
@@ -111,13 +160,31 @@ def _problems(manager: TaskManager, entry: TaskEntry, files: Path | None, allow_
                 yield f"{name}: {error}"
 
 
-def _downloads(manager: TaskManager, entry: TaskEntry) -> Iterator[str]:
-    if entry.files:
+def _downloads(manager: TaskManager, entry: TaskEntry, files: Path | None) -> Iterator[str]:
+    if entry.files or entry.task not in manager.task_index or _copied_data(manager, entry, files):
         return
-    for _, config in _configurations(manager, entry.task):
-        name = str({**config, **entry.settings}.get("dataset_path", ""))
-        if name and name not in _FILE_BUILDERS and not _is_cached(name) and not Path(name).exists():
-            yield name
+    for name in _data_sets(manager, entry):
+        if not _is_cached(name) and not Path(name).exists():
+            yield _licensed(name, entry)
+
+
+def _data_sets(manager: TaskManager, entry: TaskEntry) -> set[str]:
+    """Names of the data sets of a task, or of all tasks of a group, on the Hugging Face hub."""
+    configurations = ({**config, **entry.settings} for _, config in _configurations(manager, entry.task))
+    return {str(config.get("dataset_path", "")) for config in configurations} - {"", *_FILE_BUILDERS}
+
+
+def _copied_data(manager: TaskManager, entry: TaskEntry, files: Path | None) -> Path | None:
+    """Return the copy of a task's data set in the folder of data files, under the data set's name."""
+    names = _data_sets(manager, entry)
+    # lm-eval replaces the data set of all tasks of a group or of none.
+    if files is None or len(names) != 1 or not (files / min(names)).is_dir():
+        return None
+    return (files / min(names)).resolve()
+
+
+def _licensed(name: str, entry: TaskEntry) -> str:
+    return f"{name} ({entry.license})" if entry.license else name
 
 
 def _is_cached(name: str) -> bool:
@@ -138,8 +205,10 @@ def _configurations(manager: TaskManager, name: str) -> Iterator[tuple[str, dict
             yield from _configurations(manager, inner)
 
 
-def _settings(entry: TaskEntry, files: Path | None) -> dict[str, Any]:
-    settings: dict[str, Any] = {"task": entry.task, **entry.settings}
+def _settings(manager: TaskManager, entry: TaskEntry, files: Path | None) -> dict[str, Any]:
+    # The name of a group under the key "task" would replace the names of its tasks.
+    kind = "group" if "group" in (manager.task_index[entry.task].cfg or {}) else "task"
+    settings: dict[str, Any] = {kind: entry.task, **entry.settings}
     if entry.shots is not None:
         settings["num_fewshot"] = entry.shots
     if entry.files:
@@ -148,6 +217,8 @@ def _settings(entry: TaskEntry, files: Path | None) -> dict[str, Any]:
         reader = {"data_files": data_files} | ({"field": entry.field} if entry.field else {})
         # The task's own data set is replaced by files that the user has.
         settings |= {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": reader}
+    elif (folder := _copied_data(manager, entry, files)) is not None:
+        settings["dataset_path"] = str(folder)
     return settings
 
 

@@ -69,18 +69,22 @@ def run_suite(
     """
     begin = time.monotonic()
     tasks: list[Any] = []
+    built: list[Any] = []
 
     def check() -> None:
         tasks.append(find_tasks(suite, options.files, options.include, options.allow_code))
+        with quiet():
+            built.extend(tasks[0].build(options.seed))
 
     # Before the model is loaded, which may take long.
     runtime.ranks.run_on_rank0(check)
 
     def work(served: ServedModel) -> SuiteReport:
         with quiet(), unconfined_execution() if options.allow_code == "unsafe" else nullcontext():
-            raw = _ask_harness(tasks[0], served, options)
-        report = _report(raw, suite, options, served, runtime, time.monotonic() - begin)
-        _write(options.out, suite, report, raw["samples"])
+            raw = _ask_harness(tasks[0].manager, built, served, options)
+        whole = tasks[0].suite
+        report = _report(raw, whole, options, served, runtime, time.monotonic() - begin)
+        _write(options.out, whole, report, raw["samples"])
         return report
 
     return serve_model(path, options.serving, runtime, options.out / "responses", progress, work)
@@ -99,7 +103,7 @@ def find_tasks(suite: Suite, files: Path | None, include: Sequence[Path], allow_
     return tasks
 
 
-def _ask_harness(tasks: Any, served: ServedModel, options: SuiteOptions) -> Mapping[str, Any]:
+def _ask_harness(manager: Any, tasks: list[Any], served: ServedModel, options: SuiteOptions) -> Mapping[str, Any]:
     import lm_eval  # noqa: PLC0415
 
     from hlat.evaluation.harness.adapter import HarnessModel  # noqa: PLC0415  (imports lm-eval)
@@ -107,8 +111,8 @@ def _ask_harness(tasks: Any, served: ServedModel, options: SuiteOptions) -> Mapp
     model = HarnessModel(served, options.seed, options.max_length, options.max_new_tokens)
     raw: Mapping[str, Any] = lm_eval.simple_evaluate(
         model=model,
-        tasks=[tasks.group],
-        task_manager=tasks.manager,
+        tasks=tasks,
+        task_manager=manager,
         limit=options.limit,
         log_samples=True,
         bootstrap_iters=1000,
@@ -216,7 +220,7 @@ def render_suite(
     """Render the tasks of a suite to requests, without executing a model's code; raises DataError listing problems."""
     found = find_tasks(suite, files, include, allow_code="unsafe")  # nothing is executed
     with quiet():
-        return render_tasks(found.manager.load([found.group])["tasks"], limit, seed)
+        return render_tasks(found.manager.load(found.build(seed))["tasks"], limit, seed)
 
 
 def render_tasks(tasks: Mapping[str, Any], limit: int | None = None, seed: int = 1234) -> list[TaskRequest]:

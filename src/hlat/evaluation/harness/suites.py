@@ -39,9 +39,11 @@ class TaskEntry(_Part):
     metric: str = "acc"
     """Metric that counts, as "exact_match,strict-match": with the filter, if there are several."""
     files: dict[str, str] = {}
-    """Data files by split, in the folder of data files; empty: the task's own data set, which is downloaded."""
+    """Data files by split, in the folder of data files; empty: the task's own data set, copied there or downloaded."""
     field: str | None = None
     """Key of the list of examples in such a file; null if a line is an example."""
+    license: str = ""
+    """Licence of the data, named where they are missing."""
     settings: dict[str, Any] = {}
     """Fields of the task's configuration to be replaced."""
 
