@@ -15,6 +15,7 @@ from hlat.planner.plan import TrainingPlan, fits, make_plan
 from hlat.planner.problem.layouts import parse_layout
 from hlat.planner.problem.question import PlanQuestion, RankBy
 from hlat.planner.problem.request import resolve_request
+from hlat.planner.report.costs import cost_json, price_origin
 from hlat.planner.search import LayoutPrediction, predict_layout
 from hlat.runtime.errors import PlanError
 
@@ -55,15 +56,19 @@ def rank_plans(plans: Sequence[TrainingPlan], by: RankBy) -> list[TrainingPlan]:
 
 
 def plans_as_json(plans: Sequence[TrainingPlan]) -> list[dict[str, Any]]:
-    """Plans under their documented keys, with ``on_front`` for each layout on the Pareto front of all plans."""
+    """Plans under their documented keys, with ``on_front`` for each layout on the Pareto front of all plans.
+
+    Each layout has the parts of its cost too.
+    """
     # By identity: predictions hold dictionaries, so they have no hash.
     front = {id(prediction) for _, prediction in pareto_front_of_plans(plans)}
     contents = []
     for plan in plans:
         content = plan.to_dict()
+        content["assumptions"]["price_origin"] = price_origin(plan.request)
         entries = [content["chosen"], *content["alternatives"]]
         for prediction, entry in zip([plan.chosen, *plan.alternatives], entries, strict=True):
-            entry["on_front"] = id(prediction) in front
+            entry |= {"on_front": id(prediction) in front, "cost_parts_usd": cost_json(plan.request, prediction)}
         contents.append(content)
     return contents
 
