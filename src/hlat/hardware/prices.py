@@ -11,7 +11,7 @@ all prices of the instances that it names. Several days of one place are a histo
 
 import csv
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from io import StringIO
@@ -27,7 +27,9 @@ from hlat.runtime.storage.local_files import read_small_file
 OWN: PriceKind = "own"
 """Kind of the price of a quote."""
 
-_QUOTE = re.compile(r"\$?\s*(\d+(?:\.\d+)?)\s*(?:usd)?\s*/\s*(?:(chip|gpu|instance)[\s-]*)?h(?:our)?", re.IGNORECASE)
+_QUOTE = re.compile(
+    r"\$?\s*(\d{1,9}(?:\.\d{1,9})?)\s*(?:usd)?\s*/\s*(?:(chip|gpu|instance)[\s-]*)?h(?:our)?", re.IGNORECASE
+)
 _PRICE_UNITS: dict[str, Per] = {"": "chip", "chip": "chip", "gpu": "chip", "instance": "instance"}
 GIVEN = "given by the user"
 """Source of figures that are options of a question."""
@@ -116,6 +118,7 @@ _PER_GB = re.compile(r"\$?\s*(\d{1,9}(?:\.\d{1,9})?)")
 _DAY = timedelta(days=1)
 _OLD = 180 * _DAY  # from then on, the plan says how old a quote is
 _MOST_LISTED = 20  # mistakes in a message
+_LONGEST_NAME = 60  # characters of a wrong name in a message
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ def _prices_on(day: date, quotes: Sequence[_Quote], today: date) -> dict[PriceKi
     newest: dict[tuple[PriceKind, str], list[_Quote]] = {}
     for quote in sorted(quotes, key=lambda quote: quote.price.seen, reverse=True):
         if quote.price.seen <= day:
-            newest.setdefault((quote.kind, quote.place), []).append(quote)
+            newest.setdefault((quote.kind, quote.place.casefold()), []).append(quote)
     chosen: dict[PriceKind, InstancePrice] = {}
     for kind in _KINDS:
         places = [of_place for (of_kind, _), of_place in newest.items() if of_kind == kind]
@@ -187,23 +190,17 @@ def _read(file: Path, catalog: Catalog, today: date) -> list[_Quote]:
     try:
         rows = csv.reader(StringIO(read_small_file(file, kind="a file of quotes"), newline=""))
         heads = ["-".join(head.lower().replace("_", " ").split()) for head in next(rows, [])]
-        problems = list(_head_problems(heads))
         quotes: list[_Quote] = []
-        for cells in rows if not problems else ():
-            if not any(cell.strip() for cell in cells):
-                continue
-            if len(cells) == len(heads):
-                row = {head: cell.strip() for head, cell in zip(heads, cells, strict=True)}
-                found, wrong = _quotes_of(row, rows.line_num, catalog, today)
-            else:
-                found, wrong = [], [f"{len(cells)} cells under {len(heads)} columns; a cell with a comma needs quotes"]
+        problems = list(_head_problems(heads))
+        for cells in () if problems else filter(any, rows):
+            found, wrong = _quotes_of(cells, heads, rows.line_num, catalog, today)
             quotes += found
             problems += [f"line {rows.line_num}: {one}" for one in wrong]
     except (OSError, ValueError, csv.Error) as error:
         raise HardwareError(f"--quotes {file}: {error}") from error
     problems += _contradictions(quotes)
     if not quotes and not problems:
-        problems = ["it has no row with a price"]
+        problems = ["no row has a price"]
     if problems:
         more = [f"and {len(problems) - _MOST_LISTED:,} more"] if len(problems) > _MOST_LISTED else []
         raise HardwareError("\n  ".join([f"--quotes {file}:", *problems[:_MOST_LISTED], *more]))
@@ -223,28 +220,33 @@ def _head_problems(heads: Sequence[str]) -> Iterator[str]:
         yield f"line 1: columns, separated by commas, are {', '.join(_COLUMNS)}; {found or 'no column of a price'}"
 
 
-def _quotes_of(row: Mapping[str, str], line: int, catalog: Catalog, today: date) -> tuple[list[_Quote], list[str]]:
+def _quotes_of(
+    cells: Sequence[str], heads: Sequence[str], line: int, catalog: Catalog, today: date
+) -> tuple[list[_Quote], list[str]]:
     """Return the prices of a row, or what is wrong with it."""
+    if len(cells) != len(heads):
+        says = f"{len(cells)} cells under {len(heads)} columns; numbers have no commas, and texts with commas quotes"
+        return [], [says]
+    row = dict.fromkeys(_COLUMNS, "") | dict(zip(heads, (" ".join(cell.split()) for cell in cells), strict=True))
     problems = [f"{name} is empty" for name in _NEEDED if not row[name]]
-    instance = catalog.instance(row["instance"])
+    instance, day = catalog.instance(row["instance"]), _day(row["date"], today)
     if instance is None and row["instance"]:
-        problems.append(unknown_instance(row["instance"][:60], catalog))
-    day = _day(row["date"], today)
+        problems.append(unknown_instance(row["instance"][:_LONGEST_NAME], catalog))
     if isinstance(day, str) and row["date"]:
         problems.append(day)
-    amounts = {name: _per_gb(row.get(name, "")) for name in ("storage", "egress")}
-    amounts |= {kind: _per_hour(row[kind], instance) for kind in _KINDS if row.get(kind)}
-    problems += [f"{name} {short(row[name])}: {amount}" for name, amount in amounts.items() if isinstance(amount, str)]
-    kinds = [kind for kind in _KINDS if row.get(kind)]
+    kinds = [kind for kind in _KINDS if row[kind]]
     if not kinds:
-        problems.append(f"no price in {', '.join(kind for kind in _KINDS if kind in row)}")
+        problems.append("it has no price")
+    amounts = {kind: _per_hour(row[kind], instance) for kind in kinds}
+    per_gb = {name: _per_gb(row[name]) for name in ("storage", "egress")}
+    wrong = {name: said for name, said in (amounts | per_gb).items() if isinstance(said, str)}
+    problems += [f"{name} {short(row[name])}: {said}" for name, said in wrong.items()]
     if problems or instance is None:
         return [], problems
-    place = " ".join(filter(None, (row["cloud"], row.get("region"))))
-    common = {"seen": day, "source": row.get("source", ""), "storage": amounts["storage"], "egress": amounts["egress"]}
-    return [
-        _Quote(instance.name, kind, place, InstancePrice(usd_per_hour=amounts[kind], **common), line) for kind in kinds
-    ], []
+    place = " ".join(filter(None, (row["cloud"], row["region"])))
+    common = {"seen": day, "source": row["source"], **per_gb}
+    prices = {kind: InstancePrice(usd_per_hour=amounts[kind], **common) for kind in kinds}
+    return [_Quote(instance.name, kind, place, price, line) for kind, price in prices.items()], []
 
 
 def _day(text: str, today: date) -> date | str:
@@ -278,8 +280,9 @@ def _contradictions(quotes: Sequence[_Quote]) -> Iterator[str]:
     """Name prices of one instance, kind, place and day that differ."""
     seen: dict[tuple[str, PriceKind, str, date], _Quote] = {}
     for quote in quotes:
-        first = seen.setdefault((quote.instance, quote.kind, quote.place, quote.price.seen), quote)
-        if first.price != quote.price:
+        first = seen.setdefault((quote.instance, quote.kind, quote.place.casefold(), quote.price.seen), quote)
+        one, other = ((each.price.usd_per_hour, each.price.storage, each.price.egress) for each in (first, quote))
+        if one != other:
             yield (
                 f"lines {first.line} and {quote.line}: two {quote.kind} prices of {quote.instance} at {quote.place} on "
                 f"{quote.price.seen}; keep one"

@@ -126,9 +126,8 @@ def _kinds_of(question: PlanQuestion, goal: Goal) -> tuple[list[Kind], PriceKind
         raise PlanError(f"--budget: no price is known of {names}; give one, as in --price 2.10/h (of a chip)")
     # Without any price, instance-days are compared.
     known = known or {instance.name for instance in instances}
-    missed = {
-        one.name: f"no {of or ''} price is known".replace("  ", " ") for one in instances if one.name not in known
-    }
+    reason = f"no {of} price is known" if of else "no price is known"
+    missed = {instance.name: reason for instance in instances if instance.name not in known}
 
     def request(cluster: Cluster) -> PlanRequest:
         return resolve_request(question, cluster, of)

@@ -27,7 +27,7 @@ LAW = "law: Hoffmann 2022, approach 3, constants of Besiroglu 2024; D tokens, N 
 def purchase_lines(purchase: Purchase, columns: int) -> Iterator[str]:
     """Yield the table of kinds, that of numbers of the chosen kind, and the kinds that miss the goal."""
     request = purchase.chosen.request
-    yield f"{request.name}, {_tokens(purchase)}, precision {request.mode}, {_prices(purchase.rows)}"
+    yield f"{request.name}, {_tokens(purchase)}, precision {request.mode}, {_prices(purchase.price, purchase.rows)}"
     yield f"goal: {purchase.goal}"
     yield ""
     yield from table_lines(list(_offer_rows(purchase.rows, purchase.chosen, purchase.affords)), columns)
@@ -51,7 +51,7 @@ def model_size_lines(found: ModelSize, columns: int) -> Iterator[str]:
     chosen = found.runs[0]
     what = f"{found.flops:.3g} FLOPs" if found.flops is not None else f"{found.goal.usd:,.0f} USD"
     until = "" if found.goal.days is None else f", done in {found.goal.days:g} day{'' if found.goal.days == 1 else 's'}"
-    yield f"Which model for {what}{until}, {_prices([run.offer for run in found.runs])}"
+    yield f"Which model for {what}{until}, {_prices(found.price, [found.chosen])}"
     yield ""
     heads = ["", "size", "tokens", "D/N", "loss", "cluster", "days", "4 of 5", "USD", "best for"]
     rows = [_size_row(run, run is chosen) for run in found.runs]
@@ -136,11 +136,10 @@ def _tokens(purchase: Purchase) -> str:
     return "tokens as the budget affords" if purchase.affords else f"{tokens} tokens"
 
 
-def _prices(offers: Sequence[Offer]) -> str:
-    """Name the kinds of the prices of some offers."""
-    prices = [offer.cluster.price(offer.request.price) for offer in offers]
-    kinds = dict.fromkeys(price[0] for price in prices if price is not None)
-    return f"{' and '.join(kinds)} prices" if kinds else "prices unknown"
+def _prices(kind: str | None, offers: Sequence[Offer]) -> str:
+    if kind is None and any(offer.usd is not None for offer in offers):
+        return "each at its first kind of price (--price names one for all)"
+    return "prices unknown" if kind is None else f"{kind} prices"
 
 
 def _offer_rows(offers: Sequence[Offer], chosen: Offer, affords: bool) -> Iterator[list[str]]:
