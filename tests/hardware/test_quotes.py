@@ -191,7 +191,7 @@ def test_two_prices_of_one_place_and_day_are_a_mistake_and_a_repeated_one_is_non
     [
         ("", "missing 'cloud', 'instance', 'date'"),
         ("cloud;instance;spot;date\n", "separated by commas, are cloud"),
-        ("cloud,instance,date\n", "no column of a price"),
+        ("cloud,instance,date\n", "no price: none of 'on-demand'"),
         ("cloud,instance,on-demnad,spot,date\n", "unknown 'on-demnad'"),
         ("cloud,instance,spot,spot,date\n", "more than once 'spot'"),
         ("Cloud, Instance ,On_Demand,Date\n\n,,,\n", "no row has a price"),

@@ -208,16 +208,15 @@ def _read(file: Path, catalog: Catalog, today: date) -> list[_Quote]:
 
 
 def _head_problems(heads: Sequence[str]) -> Iterator[str]:
-    unknown = [head for head in heads if head not in _COLUMNS]
-    missing = [name for name in _NEEDED if name not in heads]
-    twice = sorted({head for head in heads if heads.count(head) > 1})
-    if unknown or missing or twice or not set(heads) & set(_KINDS):
-        found = "; ".join(
-            f"{what} {', '.join(map(short, names[:_MOST_LISTED]))}"
-            for what, names in (("unknown", unknown), ("missing", missing), ("more than once", twice))
-            if names
-        )
-        yield f"line 1: columns, separated by commas, are {', '.join(_COLUMNS)}; {found or 'no column of a price'}"
+    wrong = {
+        "unknown": [head for head in heads if head not in _COLUMNS],
+        "missing": [name for name in _NEEDED if name not in heads],
+        "more than once": sorted({head for head in heads if heads.count(head) > 1}),
+        "no price: none of": [] if set(heads) & set(_KINDS) else _KINDS,
+    }
+    said = [f"{what} {', '.join(map(short, names[:_MOST_LISTED]))}" for what, names in wrong.items() if names]
+    if said:
+        yield f"line 1: columns, separated by commas, are {', '.join(_COLUMNS)}; {'; '.join(said)}"
 
 
 def _quotes_of(

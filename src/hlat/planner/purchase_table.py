@@ -16,7 +16,7 @@ from hlat.planner.plan import format_number, layout_json
 from hlat.planner.problem.devices import comparison_note, why_not_runnable
 from hlat.planner.problem.layouts import layout_text
 from hlat.planner.purchase import CHINCHILLA, ModelSize, Purchase, SizedRun, missed_by_reason, optimal_tokens
-from hlat.planner.report.costs import cost_json, cost_sentence, price_origin, price_sentence
+from hlat.planner.report.costs import cost_parts, cost_sentence, price_origin, price_sentence
 from hlat.planner.report.explanation import energy_sentence, energy_text, expectation, interval_text, storage_sentence
 from hlat.planner.report.terminal import table_lines, wrapped
 from hlat.runtime.quantities import rounded_text, short_count
@@ -211,7 +211,7 @@ def _offer_json(offer: Offer) -> dict[str, Any]:
         "for_comparison": why_not_runnable(offer.cluster.chip, offer.request.mode) or None,
         "price_origin": price_origin(offer.request),
         **layout_json(offer.request, offer.prediction),
-        "cost_parts_usd": cost_json(offer.request, offer.prediction),
+        "cost_parts_usd": cost_parts(offer.request, offer.prediction),
     }
 
 

@@ -22,6 +22,7 @@ from hlat.planner.report.comparison import (
     rank_plans,
     told_apart,
 )
+from hlat.planner.report.costs import cost_sentence
 from hlat.planner.report.explanation import compare, expectation, explain
 from hlat.planner.report.html_report import chrome_trace, html_page, step_timeline
 from hlat.planner.search import predict_layout
@@ -165,6 +166,7 @@ def test_the_interval_of_the_family_is_told_everywhere(hlat_7b):
     assert f"{low} to {high} days" in expectation(hlat_7b.chosen)
     text = html_page([hlat_7b])
     assert f"{low}-{high}" in text and expectation(hlat_7b.chosen) in text
+    assert f"Cost: {cost_sentence(hlat_7b.request, hlat_7b.chosen)}." in text
 
 
 def test_clusters_that_are_too_close_are_named():

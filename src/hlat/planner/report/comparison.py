@@ -15,7 +15,7 @@ from hlat.planner.plan import TrainingPlan, fits, make_plan
 from hlat.planner.problem.layouts import parse_layout
 from hlat.planner.problem.question import PlanQuestion, RankBy
 from hlat.planner.problem.request import resolve_request
-from hlat.planner.report.costs import cost_json, price_origin
+from hlat.planner.report.costs import cost_parts, price_origin
 from hlat.planner.search import LayoutPrediction, predict_layout
 from hlat.runtime.errors import PlanError
 
@@ -68,7 +68,7 @@ def plans_as_json(plans: Sequence[TrainingPlan]) -> list[dict[str, Any]]:
         content["assumptions"]["price_origin"] = price_origin(plan.request)
         entries = [content["chosen"], *content["alternatives"]]
         for prediction, entry in zip([plan.chosen, *plan.alternatives], entries, strict=True):
-            entry |= {"on_front": id(prediction) in front, "cost_parts_usd": cost_json(plan.request, prediction)}
+            entry |= {"on_front": id(prediction) in front, "cost_parts_usd": cost_parts(plan.request, prediction)}
         contents.append(content)
     return contents
 
@@ -101,12 +101,8 @@ def told_apart(one: TrainingPlan, other: TrainingPlan, by: RankBy) -> bool:
 
 def _ratio(one: TrainingPlan, other: TrainingPlan, by: RankBy) -> float:
     """Return days or USD of one plan over those of another, as predicted."""
-    return one.chosen.days / other.chosen.days if by == "time" else _usd(one) / _usd(other)
-
-
-def _usd(plan: TrainingPlan) -> float:
-    assert plan.chosen.cost_usd is not None, "plans without a price are not compared by cost"
-    return plan.chosen.cost_usd
+    better, worse = (plan.chosen.days if by == "time" else plan.chosen.cost_usd or 0.0 for plan in (one, other))
+    return better / worse
 
 
 def _least_ratio(one: TrainingPlan, other: TrainingPlan) -> float:
