@@ -102,6 +102,7 @@ def test_a_quote_replaces_all_prices_of_its_instance_and_of_no_other(tmp_path: P
     one = prices["on-demand"]
     assert (one.storage, one.egress, one.origin) == (0.02, 0.09, "aws us-east-1, quoted 2026-11-20, mail")
     assert quoted(tmp_path, rows, "p4d.24xlarge") == load_catalog().instance("p4d.24xlarge")
+    assert quoted(tmp_path, rows, month="2024-04").prices == {}, "98.32 USD in the catalog, which counts no more"
 
 
 def test_the_newest_quote_of_a_place_counts_and_the_cheapest_place(tmp_path: Path) -> None:
