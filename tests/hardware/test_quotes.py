@@ -64,7 +64,7 @@ def test_quotes_are_read_in_the_spellings_that_sellers_use(text: str, usd: float
     assert found.usd_per_hour == usd * (8 if per == "chip" else 1)
 
 
-@pytest.mark.parametrize("text", ["on-demand", "2.10", "2.10/day", "/h", None])
+@pytest.mark.parametrize("text", ["on-demand", "2.10", "2.10/day", "/h", f"{'9' * 400}/h", None])
 def test_other_texts_are_no_quotes(text: str | None) -> None:
     assert parse_quote(text) is None
 
