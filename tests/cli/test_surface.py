@@ -45,7 +45,7 @@ SURFACE = {
     "plan": {
         "--model",
         "--cluster",
-        *("--per", "--chips", "--deadline", "--budget", "--interruptions", "--prices-of"),
+        *("--per", "--chips", "--deadline", "--budget", "--interruptions", "--prices-of", "--quotes"),
         *("--storage", "--pue", "--flops", "--inference-tokens"),
         "--tokens",
         "--seq",
@@ -64,6 +64,7 @@ SURFACE = {
     },
     "hardware list": {"--hardware"},
     "hardware show": {"name", "--hardware"},
+    "hardware quotes": {"--hardware"},
     "hardware measure": {"--to", "--name"},
     "doctor": {
         *("recipe", "overrides", "--hosts", "--ssh", "--nodes", "--node", "--name", "--nproc", "--address", "--port"),

@@ -33,3 +33,13 @@ def test_tables_of_clusters_have_the_choice_first_and_intervals() -> None:
         if "--chips" in command:
             tables = re.findall(r"^( +(?:cluster|size) .*)\n(.*)$", output, re.M)
             assert tables and all("4 of 5" in head and first.startswith("* ") for head, first in tables)
+
+
+def test_the_papers_comparison_is_undecidable() -> None:
+    """The range of Trainium's share of the A100's cost, at the prices of then, contains the paper's 60 % and 100 %."""
+    [output] = [output for command, output in ASKED if command.count("--cluster") == 2 and "--prices-of" in command]
+    cheapest = " ".join(output.partition("Cheapest: ")[2].split())
+    found = re.match(r"trn1.32xlarge:64, .*p4d.24xlarge:64 \((\d+)% of it, (\d+)% to (\d+)% in 4 of 5 cases", cheapest)
+    assert found is not None
+    share, low, high = map(int, found.groups())
+    assert low < 60 < high and low < share < 100 < high

@@ -28,6 +28,7 @@ def plan(
     per: str | None = None,
     interruptions: float | None = None,
     prices_of: str | None = None,
+    quotes: str | Path | None = None,
     storage: str | None = None,
     pue: float | None = None,
 ) -> "TrainingPlan":
@@ -47,6 +48,8 @@ def plan(
         per: unit of N in ``cluster``: "instance" (None too) or "chip", which also takes a part of one instance.
         interruptions: interruptions per instance and day, as of spot instances; None for the catalog's failures.
         prices_of: month whose prices are used, as in "2024-04"; None for today's.
+        quotes: CSV file of prices by cloud, region, instance and day, which replace those of the catalog
+            (docs/planning.md).
         storage: rate of the shared file system, "5GB/s" of the whole cluster or "2GB/s/instance"; None for 2 GB/s of
             each instance. Saves and restarts take as long as it needs.
         pue: power usage effectiveness of the data centre, for the energy; None for Amazon's mean.
@@ -81,6 +84,7 @@ def compare_plans(
     per: str | None = None,
     interruptions: float | None = None,
     prices_of: str | None = None,
+    quotes: str | Path | None = None,
     storage: str | None = None,
     pue: float | None = None,
 ) -> "ClusterComparison":
@@ -92,7 +96,7 @@ def compare_plans(
         rank_by: "time" or "cost" orders the plans; None keeps the order of ``clusters``.
         against: another layout whose prediction is to be compared.
         model, tokens, sequence, global_batch, precision, layout: as for ``plan``.
-        hardware, per, interruptions, prices_of, storage, pue: as for ``plan``.
+        hardware, per, interruptions, prices_of, quotes, storage, pue: as for ``plan``.
 
     Returns:
         ``plans``, ``refused`` (the reason, by cluster without a plan), ``against`` (a prediction by cluster), and
@@ -121,6 +125,7 @@ def choose_cluster(
     hardware: str | Path | None = None,
     interruptions: float | None = None,
     prices_of: str | None = None,
+    quotes: str | Path | None = None,
     storage: str | None = None,
     pue: float | None = None,
 ) -> "Purchase":
@@ -137,6 +142,7 @@ def choose_cluster(
         tokens: tokens of the whole run; None for the recipe's, else with a budget as many as it affords, else 20 per
             parameter.
         price: as for ``plan``; None for the kind that most of the instances have.
+        quotes: as for ``plan``; "any" then stands for the instances that it names.
         model, sequence, global_batch, precision, hardware, interruptions, prices_of, storage, pue: as for ``plan``.
 
     Returns:
@@ -167,6 +173,7 @@ def choose_model_size(
     hardware: str | Path | None = None,
     interruptions: float | None = None,
     prices_of: str | None = None,
+    quotes: str | Path | None = None,
     storage: str | None = None,
     pue: float | None = None,
 ) -> "ModelSize":
@@ -181,7 +188,7 @@ def choose_model_size(
         flops: FLOPs of the run, 6 per parameter and token, instead of a budget.
         inference_tokens: tokens to be generated over the model's life, prompts included.
         chips, deadline, price: as for ``choose_cluster``.
-        sequence, global_batch, precision, hardware, interruptions, prices_of, storage, pue: as for ``plan``.
+        sequence, global_batch, precision, hardware, interruptions, prices_of, quotes, storage, pue: as for ``plan``.
 
     Returns:
         ``runs``: the run of the best size (with ``inference_tokens`` that for them, then the one of least loss), each

@@ -1,4 +1,4 @@
-"""``hlat hardware list|show|measure``: the catalog of chips and instances, and an entry for this machine."""
+"""``hlat hardware list|show|quotes|measure``: the catalog, its prices, and an entry for this machine."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -86,6 +86,15 @@ def _say_chip(chip: "Chip", catalog: "Catalog") -> None:
     if chip.reached is not None:
         shares = ", ".join(f"{d} {v:.1%}" for d, v in chip.reached.model_dump().items() if d != "source" and v)
         say(f"  reached     {shares} of the peak by large products: {catalog.sources[chip.reached.source]}")
+
+
+@app.command("quotes")
+def quotes_command(hardware: HardwareOption = None) -> None:
+    """Print the prices of the catalog as a file for hlat plan --quotes, to put your own into."""
+    from hlat.hardware import load_catalog, quotes_text
+
+    ready()
+    say(quotes_text(load_catalog(hardware)).rstrip())
 
 
 @app.command("measure")

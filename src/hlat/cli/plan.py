@@ -56,6 +56,10 @@ def plan_command(
         str | None,
         typer.Option(help="on-demand, capacity-block, reserved, spot or own; or USD per hour of a chip, as in 2.10/h."),
     ] = None,
+    quotes: Annotated[
+        Path | None,
+        typer.Option(help="Prices of your own, a CSV file; hlat hardware quotes prints one.", metavar="FILE"),
+    ] = None,
     interruptions: Annotated[
         float | None, typer.Option(help="Interruptions per instance and day, as of spot instances.")
     ] = None,

@@ -11,15 +11,14 @@ if TYPE_CHECKING:
     from hlat.hardware.catalog import *
     from hlat.hardware.cluster import *
     from hlat.hardware.machine import *
+    from hlat.hardware.prices import *
 
 __getattr__ = lazily(
     __name__,
     {
         "catalog": "Catalog Chip Instance LaunchSettings PriceKind installed_chip load_catalog",
-        "cluster": (
-            "Cluster HOST_SHARE OWN Per Site StorageRate close_names parse_cluster parse_quote parse_site "
-            "with_prices_of with_quote"
-        ),
+        "cluster": ("Cluster HOST_SHARE Per Site StorageRate close_names no_price parse_cluster parse_site"),
         "machine": "MeasuredMachine PeakFlops device_chip measure_machine measure_matmul peak_flops published_flops",
+        "prices": "GIVEN OWN parse_quote quotes_text with_prices_of with_quote with_quotes",
     },
 )

@@ -113,6 +113,9 @@ class InstancePrice(_Entry):
     seen: date  # day on which it was seen
     since: date | None = None  # first day on which it holds, if known
     source: str
+    storage: float | None = Field(None, ge=0)  # USD per 10^9 bytes and month at the same place
+    egress: float | None = Field(None, ge=0)  # USD per 10^9 bytes that leave it
+    origin: str = ""  # of a quote: seller, place, day and source; empty for a price of the catalog
 
 
 class PastPrice(_Entry):
@@ -123,6 +126,10 @@ class PastPrice(_Entry):
     since: date  # first day on which it is known to have held
     until: date  # day from which it held no more
     source: str
+
+    @property
+    def price(self) -> InstancePrice:
+        return InstancePrice(usd_per_hour=self.usd_per_hour, seen=self.since, source=self.source)
 
 
 class FailureRate(_Entry):
@@ -169,6 +176,11 @@ class Instance(_Entry):
     past_prices: list[PastPrice] = []
     failures: FailureRate
     launch: LaunchSettings = LaunchSettings()
+
+    @property
+    def quoted(self) -> bool:
+        """True if its prices are from a file of quotes."""
+        return any(price.origin for price in self.prices.values())
 
     def with_chips(self, chips: int) -> "Instance":
         """The machine with another number of its chips: a part of it, or more cards in the same machine."""

@@ -1,7 +1,5 @@
 """A cluster: a number of instances of one kind, what they cost, and the place where they stand.
 
-    "2.10/h", interruptions --with_quote--> catalog with the price "own" and these failures for every instance
-    "2024-04" --with_prices_of--> catalog with the prices of then
     "trn1.32xlarge:64", catalog --parse_cluster--> Cluster -> figures of one device, fast-link domain, price, failures
     "5GB/s", "1.2" --parse_site--> Site -> bytes per second of storage, W at the meter
 
@@ -12,103 +10,19 @@ core). All rates are per device or per instance, in bytes and FLOP per second.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
 from difflib import get_close_matches
-from typing import Literal
+from typing import Literal, get_args
 
-from hlat.hardware.catalog import Catalog, Chip, FailureRate, Instance, InstancePrice, PriceKind
+from hlat.hardware.catalog import Catalog, Chip, Instance, PriceKind
 from hlat.runtime.errors import HardwareError
 from hlat.runtime.quantities import rounded_text
 
 Per = Literal["chip", "instance"]
 """Unit of a number of machines, or of a price."""
 
-OWN: PriceKind = "own"
-"""Kind of the price of a quote."""
-
-_QUOTE = re.compile(r"\$?\s*(\d+(?:\.\d+)?)\s*(?:usd)?\s*/\s*(?:(chip|gpu|instance)[\s-]*)?h(?:our)?", re.IGNORECASE)
-_PRICE_UNITS: dict[str, Per] = {"": "chip", "chip": "chip", "gpu": "chip", "instance": "instance"}
-_GIVEN_BY_USER = "given by the user"
-
-
-def parse_quote(text: str | None) -> tuple[float, Per] | None:
-    """Read a price such as 2.10/h (of a chip) or 16.80/instance-h; None for other text. HardwareError for zero."""
-    found = None if text is None else _QUOTE.fullmatch(text.strip())
-    if found is None:
-        return None
-    usd = float(found[1])
-    if not usd:
-        raise HardwareError(f"--price {text}: must be a positive number of US dollars, as in 2.10/h")
-    return usd, _PRICE_UNITS[(found[2] or "").lower()]
-
-
-def with_prices_of(catalog: Catalog, month: str | None) -> Catalog:
-    """Return a catalog with the prices of the first day of a month, as in 2024-04; None leaves them.
-
-    Instances of which no price is known of then have none.
-
-    Raises:
-        HardwareError: not a month, or no price at all is known of it.
-    """
-    if month is None:
-        return catalog
-    try:
-        day = datetime.strptime(month.strip(), "%Y-%m").replace(tzinfo=UTC).date()
-    except ValueError as error:
-        raise HardwareError(f"--prices-of {month}: must be a month, as in 2024-04") from error
-
-    def change(instance: Instance) -> Instance:
-        holding = {kind: price for kind, price in instance.prices.items() if (price.since or price.seen) <= day}
-        former = {
-            price.kind: InstancePrice(usd_per_hour=price.usd_per_hour, seen=price.since, source=price.source)
-            for price in instance.past_prices
-            if price.since <= day < price.until
-        }
-        return instance.model_copy(update={"prices": holding | former})
-
-    instances = [change(instance) for instance in catalog.instances]
-    if not any(instance.prices for instance in instances):
-        days = [
-            day
-            for instance in catalog.instances
-            for day in (
-                *(price.since or price.seen for price in instance.prices.values()),
-                *(price.since for price in instance.past_prices),
-            )
-        ]
-        first = f"; the earliest are of {_first_month(min(days)):%Y-%m}" if days else ""
-        raise HardwareError(f"--prices-of {month}: the catalog has no price of that month{first}")
-    return catalog.model_copy(update={"instances": instances})
-
-
-def _first_month(day: date) -> date:
-    # Prices are those of a month's first day. 31 days later is in the next month, whatever its length.
-    return day if day.day == 1 else day.replace(day=1) + timedelta(days=31)
-
-
-def with_quote(catalog: Catalog, quote: tuple[float, Per] | None, interruptions: float | None = None) -> Catalog:
-    """Return a catalog whose instances all have the quoted price, of the kind ``own``, and a failure rate.
-
-    ``interruptions`` are per instance and day; HardwareError if negative. None leaves prices or rates.
-    """
-    if interruptions is not None and interruptions < 0:
-        raise HardwareError(f"--interruptions {interruptions:g}: must be 0 or more, per instance and day")
-
-    def change(instance: Instance) -> Instance:
-        update: dict[str, object] = {}
-        if quote is not None:
-            usd = quote[0] * (instance.chips if quote[1] == "chip" else 1)
-            price = InstancePrice(usd_per_hour=usd, seen=datetime.now(UTC).date(), source=_GIVEN_BY_USER)
-            update["prices"] = {OWN: price}
-        if interruptions is not None:
-            update["failures"] = FailureRate(per_day=interruptions, source=_GIVEN_BY_USER)
-        return instance.model_copy(update=update)
-
-    return catalog.model_copy(update={"instances": [change(instance) for instance in catalog.instances]})
-
-
 _GIB = 1 << 30
-_KINDS: tuple[PriceKind, ...] = ("on-demand", "capacity-block", "reserved", "spot", "own")
+_KINDS: tuple[PriceKind, ...] = get_args(PriceKind)
+_LISTED = 3  # names in a message
 
 _ALIKE = 3  # letters at the beginning in which names of one family agree: trn1, trn2
 
@@ -173,10 +87,23 @@ class Cluster:
         """
         prices = self.instance.prices
         if kind is not None and kind not in prices:
-            known = ", ".join(prices) or "none"
-            raise HardwareError(f"no {kind} price is known for {self.instance.name}; known: {known}")
+            raise HardwareError(no_price(kind, [self.instance]))
         found = kind or next((known for known in _KINDS if known in prices), None)
         return None if found is None else (found, prices[found].usd_per_hour * self.count)
+
+
+def no_price(kind: PriceKind, instances: Sequence[Instance]) -> str:
+    """Say that instances have no price of a kind, and how to give one."""
+    names = [instance.name for instance in instances]
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    known = [each for each in _KINDS if any(each in instance.prices for instance in instances)]
+    # Nobody sells spot instances at a price that a catalog could keep.
+    one = "--price X/h --interruptions N" if kind == "spot" else "--price X/h"
+    return (
+        f"no {kind} price is known for {', '.join(names[:_LISTED])}{more}; known: {', '.join(known) or 'none'}. "
+        f"`hlat plan` takes yours: {one} for a chip of any machine, or --quotes FILE with a column {kind} for prices "
+        "of each (`hlat hardware quotes` prints a file to fill in)"
+    )
 
 
 def parse_cluster(text: str, catalog: Catalog, per: Per = "instance") -> Cluster:
@@ -245,7 +172,7 @@ def _find_instance(name: str, catalog: Catalog) -> Instance:
     counted = re.fullmatch(r"(\d{1,4})\s*x\s*(\S+)", name.strip().lower())
     found = None if counted is None else catalog.instance(counted[2])
     if counted is None or found is None:
-        raise HardwareError(_unknown_instance(name, catalog))
+        raise HardwareError(unknown_instance(name, catalog))
     chips, most = int(counted[1]), found.up_to or found.chips
     if not 1 <= chips <= most:
         raise HardwareError(f"{name}: a machine {found.name} has 1 to {most} chips; more machines are {found.name}:2")
@@ -260,7 +187,8 @@ def close_names(name: str, names: Sequence[str]) -> list[str]:
     return begins[:3] or get_close_matches(wrong, names, n=3, cutoff=0.5) or alike[:3]
 
 
-def _unknown_instance(name: str, catalog: Catalog) -> str:
+def unknown_instance(name: str, catalog: Catalog) -> str:
+    """Say that the catalog has no such instance, and which it may be."""
     names = [instance.name for instance in catalog.instances]
     close = close_names(name, names)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}."

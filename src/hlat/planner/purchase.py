@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from math import ceil, floor, log
 
-from hlat.hardware import Catalog, Chip, Cluster, Instance, PriceKind, close_names
+from hlat.hardware import Catalog, Chip, Cluster, Instance, PriceKind, close_names, no_price
 from hlat.model import count_parameters
 from hlat.planner.offers import Goal, Kind, Offer, compute, explore, parse_goal, without_refusals
 from hlat.planner.problem.devices import why_not_runnable
@@ -97,28 +97,42 @@ def choose_cluster(question: PlanQuestion) -> Purchase:
 
 def no_offer(what: str, missed: dict[str, str]) -> PlanError:
     """Return the error with the reason of each kind; a reason may have several lines."""
-    lines = (f"  {name}: {reason}".replace("\n", "\n    ") for name, reason in missed.items())
+    lines = (f"  {names}: {reason}".replace("\n", "\n    ") for names, reason in missed_by_reason(missed))
     return PlanError("\n".join([f"{what}:", *lines]))
+
+
+def missed_by_reason(missed: dict[str, str]) -> list[tuple[str, str]]:
+    """Return the names of the kinds that were left for one reason, and the reason."""
+    names: dict[str, list[str]] = {}
+    for name, reason in missed.items():
+        names.setdefault(reason, []).append(name)
+    return [(", ".join(found), reason) for reason, found in names.items()]
 
 
 def _kinds_of(question: PlanQuestion, goal: Goal) -> tuple[list[Kind], PriceKind | None, dict[str, str]]:
     """Find the kinds of instances of a question, the kind of their prices, and reasons by kind that has none.
 
-    PlanError: there is a budget, and no price is known.
+    PlanError: none has the kind of price that is asked for; or there is a budget, and no price is known.
     """
     catalog, of = question.catalog, question.price_kind()
-    instances = _instances(question.chips or "", catalog, priced=goal.usd is not None)
-    of = of or _commonest_price([instance for instance, _ in instances])
-    known = {instance.name for instance, _ in instances if of is None or of in instance.prices}
-    missed = {one.name: f"no {of} price is known" for one, _ in instances if one.name not in known}
-    if goal.usd is not None and of is None:
-        names = ", ".join(instance.name for instance, _ in instances)
+    found = _instances(question.chips or "", catalog, priced=goal.usd is not None)
+    instances = [instance for instance, _ in found]
+    of = of or _usual_price(instances)
+    known = {instance.name for instance in instances if (of in instance.prices if of else instance.prices)}
+    if of is not None and not known:
+        raise PlanError(no_price(of, instances))
+    if goal.usd is not None and not known:
+        names = ", ".join(instance.name for instance in instances)
         raise PlanError(f"--budget: no price is known of {names}; give one, as in --price 2.10/h (of a chip)")
+    # Without any price, instance-days are compared.
+    known = known or {instance.name for instance in instances}
+    reason = f"no {of} price is known" if of else "no price is known"
+    missed = {instance.name: reason for instance in instances if instance.name not in known}
 
     def request(cluster: Cluster) -> PlanRequest:
         return resolve_request(question, cluster, of)
 
-    return [Kind(instance, chip, request) for instance, chip in instances if instance.name in known], of, missed
+    return [Kind(instance, chip, request) for instance, chip in found if instance.name in known], of, missed
 
 
 def _instances(chips: str, catalog: Catalog, *, priced: bool) -> list[tuple[Instance, Chip]]:
@@ -129,7 +143,9 @@ def _instances(chips: str, catalog: Catalog, *, priced: bool) -> list[tuple[Inst
         if (chip := catalog.chip(instance.chip)) is not None and chip.can_be_planned
     ]
     if chips.strip().lower() == ANY:
-        return [(instance, chip) for instance, chip in usable if instance.prices]
+        # Who brings quotes asks which of them to take.
+        quoted = [pair for pair in usable if pair[0].quoted]
+        return quoted or [pair for pair in usable if pair[0].prices]
     chosen: list[tuple[Instance, Chip]] = []
     problems, is_close = [], True
     for word in filter(None, (word.strip() for word in chips.split(","))):
@@ -154,8 +170,13 @@ def _instances(chips: str, catalog: Catalog, *, priced: bool) -> list[tuple[Inst
     return chosen
 
 
-def _commonest_price(instances: Sequence[Instance]) -> PriceKind | None:
-    """Return the kind of price that most instances have; among equals, the first in the catalog."""
+def _usual_price(instances: Sequence[Instance]) -> PriceKind | None:
+    """Return the kind of price that most instances have; among equals, the first in the catalog.
+
+    With quotes, it is a kind that all have, and None if each has to be taken at a kind of its own.
+    """
+    if any(instance.quoted for instance in instances):
+        return next((kind for kind in instances[0].prices if all(kind in one.prices for one in instances)), None)
     counts: dict[PriceKind, int] = {}
     for instance in instances:
         for kind in instance.prices:

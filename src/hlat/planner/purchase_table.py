@@ -15,7 +15,8 @@ from hlat.planner.offers import Offer
 from hlat.planner.plan import format_number, layout_json
 from hlat.planner.problem.devices import comparison_note, why_not_runnable
 from hlat.planner.problem.layouts import layout_text
-from hlat.planner.purchase import CHINCHILLA, ModelSize, Purchase, SizedRun, optimal_tokens
+from hlat.planner.purchase import CHINCHILLA, ModelSize, Purchase, SizedRun, missed_by_reason, optimal_tokens
+from hlat.planner.report.costs import cost_parts, cost_sentence, price_origin, price_sentence
 from hlat.planner.report.explanation import energy_sentence, energy_text, expectation, interval_text, storage_sentence
 from hlat.planner.report.terminal import table_lines, wrapped
 from hlat.runtime.quantities import rounded_text, short_count
@@ -26,7 +27,7 @@ LAW = "law: Hoffmann 2022, approach 3, constants of Besiroglu 2024; D tokens, N 
 def purchase_lines(purchase: Purchase, columns: int) -> Iterator[str]:
     """Yield the table of kinds, that of numbers of the chosen kind, and the kinds that miss the goal."""
     request = purchase.chosen.request
-    yield f"{request.name}, {_tokens(purchase)}, precision {request.mode}, {_prices(purchase.price)}"
+    yield f"{request.name}, {_tokens(purchase)}, precision {request.mode}, {_prices(purchase.price, purchase.rows)}"
     yield f"goal: {purchase.goal}"
     yield ""
     yield from table_lines(list(_offer_rows(purchase.rows, purchase.chosen, purchase.affords)), columns)
@@ -42,7 +43,7 @@ def purchase_lines(purchase: Purchase, columns: int) -> Iterator[str]:
     yield from _marks(purchase.rows, purchase.missed, columns)
     if purchase.affords:
         yield from wrapped(_beside_the_optimum(purchase.chosen), columns, 2)
-    yield from _assumed(purchase.chosen, columns)
+    yield from _assumed(purchase.rows, columns)
 
 
 def model_size_lines(found: ModelSize, columns: int) -> Iterator[str]:
@@ -50,7 +51,7 @@ def model_size_lines(found: ModelSize, columns: int) -> Iterator[str]:
     chosen = found.runs[0]
     what = f"{found.flops:.3g} FLOPs" if found.flops is not None else f"{found.goal.usd:,.0f} USD"
     until = "" if found.goal.days is None else f", done in {found.goal.days:g} day{'' if found.goal.days == 1 else 's'}"
-    yield f"Which model for {what}{until}, {_prices(found.price)}"
+    yield f"Which model for {what}{until}, {_prices(found.price, [found.chosen])}"
     yield ""
     heads = ["", "size", "tokens", "D/N", "loss", "cluster", "days", "4 of 5", "USD", "best for"]
     rows = [_size_row(run, run is chosen) for run in found.runs]
@@ -60,7 +61,7 @@ def model_size_lines(found: ModelSize, columns: int) -> Iterator[str]:
         yield from wrapped(_shape(run, found.generated), columns, 2)
     yield from wrapped(LAW, columns, 2)
     yield from _marks([chosen.offer], found.missed, columns)
-    yield from _assumed(chosen.offer, columns)
+    yield from _assumed([chosen.offer], columns)
 
 
 def _size_row(run: SizedRun, chosen: bool) -> list[str]:
@@ -108,16 +109,24 @@ def _marks(offers: Sequence[Offer], missed: dict[str, str], columns: int) -> Ite
     for name, note in {offer.cluster.instance.name: comparison_note(offer.request) for offer in offers}.items():
         if note:
             yield from wrapped(f"! {name}: {note}", columns, 2)
-    for name, reason in missed.items():
-        yield from wrapped(f"not {name}: {reason}", columns, 4)
+    for names, reason in missed_by_reason(missed):
+        yield from wrapped(f"not {names}: {reason}", columns, 4)
 
 
-def _assumed(offer: Offer, columns: int) -> Iterator[str]:
+def _assumed(offers: Sequence[Offer], columns: int) -> Iterator[str]:
+    """Yield what the first offer rests on, and the price of each that has a quote of its own."""
+    offer = offers[0]
     for one in offer.request.assumed:
         # The tokens are the answer here, not an assumption: the budget or the law chose them.
         if not (offer.request.tokens_assumed and "(--tokens)" in one):
             yield from wrapped(f"assumed  {one}", columns, 9)
     yield from wrapped(f"expect   {expectation(offer.prediction)}", columns, 9)
+    for each in offers:
+        if each is offer or price_origin(each.request):
+            name = f"{each.cluster.name}: " if len(offers) > 1 else ""
+            yield from wrapped(f"price    {name}{price_sentence(each.request)}", columns, 9)
+            if cost := cost_sentence(each.request, each.prediction):
+                yield from wrapped(f"cost     {name}{cost}", columns, 9)
     yield from wrapped(f"energy   {energy_sentence(offer.request, offer.prediction)}", columns, 9)
     yield from wrapped(f"saves    {storage_sentence(offer.request, offer.prediction)}", columns, 9)
 
@@ -127,7 +136,9 @@ def _tokens(purchase: Purchase) -> str:
     return "tokens as the budget affords" if purchase.affords else f"{tokens} tokens"
 
 
-def _prices(kind: str | None) -> str:
+def _prices(kind: str | None, offers: Sequence[Offer]) -> str:
+    if kind is None and any(offer.usd is not None for offer in offers):
+        return "each at its first kind of price (--price names one for all)"
     return "prices unknown" if kind is None else f"{kind} prices"
 
 
@@ -198,7 +209,9 @@ def _offer_json(offer: Offer) -> dict[str, Any]:
         "chips": offer.cluster.chips,
         "tokens": offer.request.tokens,
         "for_comparison": why_not_runnable(offer.cluster.chip, offer.request.mode) or None,
+        "price_origin": price_origin(offer.request),
         **layout_json(offer.request, offer.prediction),
+        "cost_parts_usd": cost_parts(offer.request, offer.prediction),
     }
 
 

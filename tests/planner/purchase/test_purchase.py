@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,8 @@ import hlat
 from hlat.planner.offers import KNEE, _time, parse_goal
 from hlat.planner.plan import make_plan
 from hlat.planner.problem.request import PlanRequest
-from hlat.planner.purchase import Purchase
+from hlat.planner.purchase import Purchase, missed_by_reason
+from hlat.planner.purchase_table import purchase_lines
 from hlat.planner.search import TIE_TOLERANCE, best_layout
 from hlat.runtime.errors import HardwareError, PlanError
 from tests.support.commands import hlat as hlat_command
@@ -18,7 +20,7 @@ from tests.support.planner.requests import request_for
 MODEL = {"tokens": 10**11, "sequence": 4096, "global_batch": 512, "precision": "mixed"}
 
 
-def chosen(chips: str = "p4d.24xlarge", **more: str) -> Purchase:
+def chosen(chips: str = "p4d.24xlarge", **more: str | Path) -> Purchase:
     return hlat.choose_cluster("llama-3.2-1b", chips=chips, **MODEL, **more)
 
 
@@ -176,3 +178,62 @@ def test_chips_that_multiply_in_fp16_only_can_be_bought() -> None:
     """A chip is offered if it can be planned for, as by ``--cluster v100:1``."""
     found = hlat.choose_cluster("tinyllama-1.1b", chips="V100 16GB", tokens=10**9, deadline="20d")
     assert found.chosen.cluster.chip.name == "V100 16GB"
+
+
+QUOTES = """cloud,region,instance,on-demand,reserved,spot,date,source
+aws,us-east-1,p5.48xlarge,,44,,2026-11-20,
+b,,p5.48xlarge,,40,,2026-11-20,mail
+aws,us-east-1,p4d.24xlarge,,,16,2026-11-20,
+"""
+
+
+def quotes_in(folder: Path, text: str = QUOTES) -> Path:
+    (folder / "quotes.csv").write_text(text)
+    return folder / "quotes.csv"
+
+
+def test_of_quotes_each_cluster_has_its_own_price(tmp_path: Path) -> None:
+    """Any means the quoted machines; each at the first kind of price that it has: 40 reserved, and 16 spot."""
+    file = quotes_in(tmp_path)
+    found = chosen("any", quotes=file, deadline="9d")
+    usd_per_day = {offer.cluster.instance.name: offer.usd / offer.days / offer.cluster.count for offer in found.rows}
+    assert usd_per_day == pytest.approx({"p5.48xlarge": 24 * 40, "p4d.24xlarge": 24 * 16})
+    assert found.price is None and not found.missed
+    lines = "\n".join(purchase_lines(found, 200))
+    assert "each at its first kind of price (--price names one for all)" in lines
+    for offer in found.rows:
+        assert f"price    {offer.cluster.name}: " in lines and f"cost     {offer.cluster.name}: " in lines
+    assert "reserved: b, quoted 2026-11-20, the cheapest of 2 places, mail" in lines
+    assert "spot: aws us-east-1, quoted 2026-11-20; taken away no more often" in lines
+    one = chosen("any", quotes=file, deadline="9d", price="reserved")
+    assert [offer.cluster.instance.name for offer in one.rows] == ["p5.48xlarge"]
+    assert one.missed == {"p4d.24xlarge": "no reserved price is known"}
+
+
+def test_quotes_with_a_common_kind_are_compared_in_it(tmp_path: Path) -> None:
+    """Not in the first kind of either: on demand is quoted for one alone."""
+    rows = QUOTES.replace("us-east-1,p5.48xlarge,,44,", "us-east-1,p5.48xlarge,50,44,").replace(",,16,", ",18,16,")
+    found = chosen("any", quotes=quotes_in(tmp_path, rows), deadline="9d")
+    assert found.price == "reserved" and {offer.request.price for offer in found.rows} == {"reserved"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"), [("own", "--price X/h for a chip"), ("spot", "--price X/h --interruptions N")]
+)
+def test_a_kind_of_price_that_nobody_knows_is_asked_for_once(kind: str, says: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        chosen("any", price=kind)
+    message = str(caught.value)
+    assert message.count("price is known") == 1 and "\n" not in message
+    assert says in message and f"--quotes FILE with a column {kind}" in message and "and 7 more" in message
+    with pytest.raises(PlanError, match=rf"no {kind} price is known for p5.48xlarge; known: on-demand.*{says}"):
+        hlat.plan("llama-3.2-1b", "p5.48xlarge:1", price=kind, **MODEL)
+
+
+def test_kinds_that_are_missed_for_one_reason_share_a_line() -> None:
+    assert missed_by_reason({"a": "no", "b": "far", "c": "no"}) == [("a, c", "no"), ("b", "far")]
+
+
+def test_a_price_and_quotes_are_one_too_many(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"--price 2.10/h and --quotes .*: both give prices"):
+        chosen(price="2.10/h", quotes=quotes_in(tmp_path))

@@ -25,6 +25,7 @@ from hlat.hardware import (
     parse_site,
     with_prices_of,
     with_quote,
+    with_quotes,
 )
 from hlat.runtime.errors import PlanError
 from hlat.runtime.quantities import QuantityError, parse_whole
@@ -48,6 +49,7 @@ class PlanQuestion:
     global_batch: int | None = None  # sequences per step
     precision: str | None = None  # mode
     price: str | None = None  # kind of price, or a quote such as 2.10/h
+    quotes: str | Path | None = None  # file of prices that replace the catalog's
     interruptions: float | None = None  # per instance and day
     prices_of: str | None = None  # month, as in 2024-04
     storage: str | None = None  # rate of the shared file system, as in 5GB/s
@@ -77,8 +79,10 @@ class PlanQuestion:
     def catalog(self) -> Catalog:
         """Chips and instances with the prices and failures asked for; HardwareError."""
         quote, _ = parse_quote(self.price), self.site  # wrong words are said before any file is read
-        priced = with_prices_of(load_catalog(self.hardware), self.prices_of)
-        return with_quote(priced, quote, self.interruptions)
+        if quote is not None and self.quotes is not None:
+            raise PlanError(f"--price {self.price} and --quotes {self.quotes}: both give prices; give one of them")
+        quoted = with_quotes(load_catalog(self.hardware), self.quotes, self.prices_of)
+        return with_quote(with_prices_of(quoted, self.prices_of), quote, self.interruptions)
 
     @property
     def unit(self) -> Per:

@@ -15,6 +15,7 @@ from hlat.planner.plan import TrainingPlan, fits, make_plan
 from hlat.planner.problem.layouts import parse_layout
 from hlat.planner.problem.question import PlanQuestion, RankBy
 from hlat.planner.problem.request import resolve_request
+from hlat.planner.report.costs import cost_parts, price_origin
 from hlat.planner.search import LayoutPrediction, predict_layout
 from hlat.runtime.errors import PlanError
 
@@ -55,15 +56,19 @@ def rank_plans(plans: Sequence[TrainingPlan], by: RankBy) -> list[TrainingPlan]:
 
 
 def plans_as_json(plans: Sequence[TrainingPlan]) -> list[dict[str, Any]]:
-    """Plans under their documented keys, with ``on_front`` for each layout on the Pareto front of all plans."""
+    """Plans under their documented keys, with ``on_front`` for each layout on the Pareto front of all plans.
+
+    Each layout has the parts of its cost too.
+    """
     # By identity: predictions hold dictionaries, so they have no hash.
     front = {id(prediction) for _, prediction in pareto_front_of_plans(plans)}
     contents = []
     for plan in plans:
         content = plan.to_dict()
+        content["assumptions"]["price_origin"] = price_origin(plan.request)
         entries = [content["chosen"], *content["alternatives"]]
         for prediction, entry in zip([plan.chosen, *plan.alternatives], entries, strict=True):
-            entry["on_front"] = id(prediction) in front
+            entry |= {"on_front": id(prediction) in front, "cost_parts_usd": cost_parts(plan.request, prediction)}
         contents.append(content)
     return contents
 
@@ -90,17 +95,36 @@ def comparison_lines(plans: Sequence[TrainingPlan]) -> list[str]:
 
 def told_apart(one: TrainingPlan, other: TrainingPlan, by: RankBy) -> bool:
     """True if the better of two plans is so in at least four of five cases, by what is known of the model's errors."""
-    values = [plan.chosen.days if by == "time" else plan.chosen.cost_usd or 0.0 for plan in (one, other)]
+    ratio = _ratio(one, other, by)
+    return max(ratio, 1 / ratio) >= _least_ratio(one, other)
+
+
+def _ratio(one: TrainingPlan, other: TrainingPlan, by: RankBy) -> float:
+    """Return days or USD of one plan over those of another, as predicted."""
+    better, worse = (plan.chosen.days if by == "time" else plan.chosen.cost_usd or 0.0 for plan in (one, other))
+    return better / worse
+
+
+def _least_ratio(one: TrainingPlan, other: TrainingPlan) -> float:
     # Plans on chips of one family share the errors of that family; those of two families are taken as independent.
     same = one.request.cluster.chip.family == other.request.cluster.chip.family
-    least = undecided_ratio() if same else ratio_between(one.chosen.interval, other.chosen.interval)
-    return max(values) >= min(values) * least
+    return undecided_ratio() if same else ratio_between(one.chosen.interval, other.chosen.interval)
 
 
 def _close(best: TrainingPlan, plans: Sequence[TrainingPlan], by: RankBy) -> str:
-    """Words that name the plans too close to the best to be told apart from it."""
-    close = [plan.request.cluster.name for plan in plans if plan is not best and not told_apart(best, plan, by)]
-    return f" Too close to tell apart: {', '.join(close)}." if close else ""
+    """Words that name the plans too close to the best to be told apart from it, and what the best is of each."""
+    close = [plan for plan in plans if plan is not best and not told_apart(best, plan, by)]
+    names = ", ".join(f"{plan.request.cluster.name} ({_share(best, plan, by)})" for plan in close)
+    return f" Too close to tell apart: {names}." if close else ""
+
+
+_WIDER = 1.2816 / 0.8416
+"""Four of five cases are within 1.28 standard deviations to both sides, and below 0.84 to one side."""
+
+
+def _share(best: TrainingPlan, other: TrainingPlan, by: RankBy) -> str:
+    ratio, spread = _ratio(best, other, by), _least_ratio(best, other) ** _WIDER
+    return f"{ratio:.0%} of it, {ratio / spread:.0%} to {ratio * spread:.0%} in 4 of 5 cases"
 
 
 def _terms(plan: TrainingPlan) -> str:

@@ -5,6 +5,7 @@ TrainingPlan --plan_words--> (sentence, indentation of its further lines), the m
 |       '-- message_times: seconds of one message by axis, by the cost model: "0.41 ms (162 GB/s)"
 |-- comparison_with  another layout
 |-- expectation      range of days and cost in which 4 of 5 runs are expected
+|-- cost_sentence, price_sentence (costs.py)
 |-- energy_sentence  "up to 12.4 MWh: ..."
 '-- storage_sentence "80 GB at 64 GB/s: a save is durable after ...; a restart takes ..."
 """
@@ -21,6 +22,7 @@ from hlat.planner.plan import DeterminismCost, TrainingPlan, fits, format_number
 from hlat.planner.problem.layouts import Candidate
 from hlat.planner.problem.request import PlanRequest
 from hlat.planner.problem.workload import rank_weights
+from hlat.planner.report.costs import cost_sentence, price_sentence
 from hlat.planner.search import TIE_TOLERANCE, LayoutPrediction, workload_columns
 from hlat.precision import MODES
 from hlat.runtime.quantities import rounded_text
@@ -44,12 +46,9 @@ def plan_words(plan: TrainingPlan, explained: bool, other: LayoutPrediction | No
     yield f"  expect     {expectation(plan.chosen)}", 13
     if plan.determinism is not None:
         yield f"  attention  {_determinism_sentence(plan.determinism)}", 13
-    price = (
-        "not known"
-        if said["usd_per_hour"] is None
-        else f"{said['usd_per_hour']:,.2f} USD per hour, {said['price_kind']}"
-    )
-    yield f"  price      {price}", 13
+    yield f"  price      {price_sentence(request)}", 13
+    if cost := cost_sentence(request, plan.chosen):
+        yield f"  cost       {cost}", 13
     yield f"  energy     {energy_sentence(request, plan.chosen)}", 13
     yield (
         f"  failures   one in {said['mean_hours_between_failures']:.1f} hours; save every "

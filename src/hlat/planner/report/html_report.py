@@ -30,6 +30,7 @@ from hlat.planner.cost.step_time import Timeline
 from hlat.planner.plan import TrainingPlan, layout_json
 from hlat.planner.problem.devices import comparison_note
 from hlat.planner.report.comparison import comparison_lines, pareto_front_of_plans
+from hlat.planner.report.costs import cost_sentence, price_sentence
 from hlat.planner.report.explanation import (
     energy_sentence,
     energy_text,
@@ -69,8 +70,10 @@ def _sections(plan: TrainingPlan) -> list[Html]:
         *([paragraph(f"This plan is {note}.")] if note else []),
         *map(paragraph, explain(plan)),
         paragraph(
-            f"Expect {expectation(chosen)}. Energy: {energy_sentence(plan.request, chosen)}. Saves: "
-            f"{storage_sentence(plan.request, chosen)}. Memory: published readings of other programs, which nothing "
+            f"Expect {expectation(chosen)}. Price: {price_sentence(plan.request)}. Cost: "
+            f"{cost_sentence(plan.request, chosen) or 'not known'}. Energy: "
+            f"{energy_sentence(plan.request, chosen)}. Saves: {storage_sentence(plan.request, chosen)}. "
+            "Memory: published readings of other programs, which nothing "
             f"was fitted to, are {_MEMORY_ERROR:.0%} off in the median; hlat's own processes are within 8 % on CPUs, "
             "and were never measured on accelerators."
         ),
