@@ -134,3 +134,15 @@ def test_passes_are_labelled_in_the_order_of_the_schedule() -> None:
         labels = [event.of_pass for event in report.trace if event.of_pass is not None]
         order = pass_order("1f1b", report.rank, 4, 4, 1)
         assert list(dict.fromkeys(labels)) == order
+
+
+def test_coalesced_layers_send_the_same_messages_and_need_fewer_products() -> None:
+    """Three products of a pass for each matrix (forward, by the input, by the weight): of 4 matrices instead of 7."""
+    sides = []
+    for coalesce in (True, False):
+        sections = {"model": {"layers": 2, "coalesce": coalesce}, "batch": {"global_batch": 4, "micro_batch": 1}}
+        sides.append(rehearse(recipe_of(2, parallel={"tensor": 2}, **sections), 2, [0]).ranks[0])
+    one, other = sides
+    assert one.messages == other.messages and one.flops == other.flops
+    products, separate = (sum(event.kind == PRODUCT for event in each.trace) for each in sides)
+    assert separate - products == 4 * 2 * 3 * (7 - 4)
