@@ -18,7 +18,7 @@ __getattr__ = lazily(
         "catalog": "Catalog Chip Instance LaunchSettings PriceKind installed_chip load_catalog",
         "cluster": (
             "Cluster HOST_SHARE OWN Per Site StorageRate close_names parse_cluster parse_quote parse_site "
-            "with_prices_of with_quote"
+            "with_network with_prices_of with_quote"
         ),
         "machine": "MeasuredMachine PeakFlops device_chip measure_machine measure_matmul peak_flops published_flops",
     },
