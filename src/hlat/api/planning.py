@@ -57,8 +57,8 @@ def plan(
 
     Returns:
         The plan: ``chosen`` and ``alternatives`` (each with ``candidate``, ``step_seconds``, ``peak_memory`` in bytes,
-        ``days`` and ``cost_usd`` of the cost model, ``mfu``, ``goodput``), ``request``, and ``to_dict()`` with
-        everything as JSON values, its days, cost and energy being medians.
+        medians ``days`` and ``cost_usd``, ``mfu``, ``goodput``), ``request``, and ``to_dict()`` with everything as JSON
+        values.
 
     Raises:
         PlanError: nothing fits, or an argument is wrong; the message suggests what would work.

@@ -1,7 +1,7 @@
 """Days, cost and energy of a run as a plan says them: the median first, then the range of 4 of 5 runs.
 
     LayoutPrediction of a search --likely--> with medians of days, cost and energy, as a plan and an offer have it
-        --days_text, usd_words, energy_words--> "9.6 days, 6.6 to 14", "$141k, $97k to $210k", "35 GWh, 25 GWh to 52 GWh"
+        --days_text, usd_words, energy_words--> "9.6 days, 6.6 to 14", "$140k, $97k to $210k", ...
         --median_days, median_usd, median_energy--> columns of a table; --interval_text--> "6.6-14"
 
 A search predicts what the cost model says. Runs that others published were slower more often than faster, so that its

@@ -202,6 +202,7 @@ class TrainingPlan:
             "goodput_simulated_worst_tenth": round(self.goodput_simulated[1], 4),
             "tie": TIE_TOLERANCE,
             "interval_share": INTERVAL_SHARE,
+            "median_over_predicted": self.chosen.interval.median,
             "interval_sources": self.chosen.interval.sources,
             "interval_sources_of_chip": sources_of_chip(request.cluster.chip.name),
             "undecided_ratio": undecided_ratio(),

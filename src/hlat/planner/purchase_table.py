@@ -8,6 +8,7 @@ The risk: a run that meets the goal as predicted may miss it within the range of
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from hlat.planner.expected import interval_text, median_days, median_energy, median_usd
@@ -215,14 +216,14 @@ def risk_sentence(purchase: Purchase) -> str:
     if dear and planned.cost_usd is not None:
         ranges.append(interval_text(planned, planned.cost_usd, lambda usd: usd_text(usd, 2)))
     may = f"{chosen.cluster.name} may miss the {limits}: {' and '.join(ranges)} in 4 of 5 runs. "
-    if sure := [offer.cluster.name for offer in purchase.sure if _is_sure(purchase, offer)]:
-        more = f", and {len(sure) - _NAMED} more" if len(sure) > _NAMED else ""
-        return may + f"Within the goal over the whole range: {', '.join(sure[:_NAMED])}{more}."
+    sure = (offer.cluster.name for offer in purchase.sure if _is_sure(purchase, offer))
+    if names := ", ".join(islice(sure, _NAMED)):
+        return may + f"Within the goal over the whole range: {names}."
     none = f"No number of {chosen.cluster.instance.name} that was tried is within the goal over its whole range"
     return may + (f"{none}; --deadline {purchase.roomy} leaves room." if purchase.roomy else f"{none}.")
 
 
-_NAMED = 3  # clusters in a sentence
+_NAMED = 3  # clusters in a sentence: the cheapest
 
 
 def _is_sure(purchase: Purchase, offer: Offer) -> bool:

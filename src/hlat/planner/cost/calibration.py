@@ -78,6 +78,7 @@ class RatioInterval:
     high: float
     sources: int  # of the family, which has several chips: those of trainium are of Trainium 1
     family: str = ""
+    middle: float | None = None  # median of the same runs, if the table has it
 
     @property
     def deviation(self) -> float:
@@ -90,8 +91,8 @@ class RatioInterval:
 
     @property
     def median(self) -> float:
-        """Middle of the interval in the logarithm: as many runs are expected above as below."""
-        return sqrt(self.low * self.high)
+        """Ratio above which as many runs are expected as below; without a figure, the interval's middle logarithm."""
+        return self.middle or sqrt(self.low * self.high)
 
     def around(self, median: float) -> tuple[float, float]:
         """Interval of a time whose median is given, instead of its prediction."""
@@ -117,7 +118,7 @@ def shipped_interval(family: str, *, eight_bit: bool) -> RatioInterval:
     """Interval of a chip family and precision; the pooled one, widened, without published runs."""
     table = _intervals_content()["intervals"]
     entry = table.get(family + " fp8" * eight_bit, table["pooled"])
-    found = RatioInterval(entry["low"], entry["high"], entry["sources"], family)
+    found = RatioInterval(entry["low"], entry["high"], entry["sources"], family, entry.get("median"))
     return found if found.sources else found.widened(CHIP_FAMILIES.get(family, CHIP_FAMILIES["measured"]).spread)
 
 

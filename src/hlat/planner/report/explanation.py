@@ -129,7 +129,9 @@ def expectation(request: PlanRequest, chosen: LayoutPrediction) -> str:
         known = "in fp8" if request.mode == "fp8" else f"{of_chip or 'none'} of them of {chip}"
         evidence = f"{plural(sources, 'published source')} of {family} chips, {known}"
     ratio = chosen.interval.median
-    slower = "" if abs(ratio - 1) < _SAME else f"; runs take {two_digits(ratio)} times the model's step in the median"
+    slower = (
+        "" if abs(ratio - 1) < _SAME else f"; in the median, runs take {two_digits(ratio)} times the step of the model"
+    )
     return f"{outlook(chosen)}; the ranges are of 4 of 5 runs, by {evidence}{slower}"
 
 
@@ -148,7 +150,7 @@ def network_sentence(plan: TrainingPlan) -> str:
     request = plan.request
     if not request.network_is_assumed:
         return ""
-    rate = f"{amount_text(request.cluster.network_rate, 'B/s')} of an instance, the catalog's (--network states yours)"
+    rate = f"{amount_text(request.cluster.network_rate, 'B/s')} of an instance by the catalog (--network states yours)"
     words = []
     for one in plan.at_slower_networks:
         changed = f"{layout_text(one.layout)} is {one.faster:.0%} faster" if one.faster >= _SAME else "the same layout"
