@@ -30,7 +30,8 @@ CEILINGS = {
     "optim": (1073, 11732),
     "page": (429, 5859),
     "parallel": (3017, 33456),
-    "planner": (4269, 45603),
+    # Raised for what a plan now says of networks, recipes and its own suggestions; the time model pays it back.
+    "planner": (4330, 46100),
     "rehearsal": (1506, 15400),
     "reporting": (1174, 12230),
     "resilience": (1120, 11975),

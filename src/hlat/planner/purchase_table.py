@@ -49,7 +49,7 @@ def purchase_lines(purchase: Purchase, columns: int) -> Iterator[str]:
 def model_size_lines(found: ModelSize, columns: int) -> Iterator[str]:
     """Yield the table of sizes and what it rests on."""
     chosen = found.runs[0]
-    what = f"{found.flops:.3g} FLOPs" if found.flops is not None else f"${found.goal.usd:,.0f}"
+    what = _flops(found.flops) if found.flops is not None else f"${found.goal.usd:,.0f}"
     until = "" if found.goal.days is None else f", done in {found.goal.days:g} day{'' if found.goal.days == 1 else 's'}"
     yield f"Which model for {what}{until}, {_prices(found.price)}"
     yield ""
@@ -80,13 +80,18 @@ def _size_row(run: SizedRun, chosen: bool) -> list[str]:
     ]
 
 
+def _flops(value: float) -> str:
+    """FLOPs as --flops takes them, 1.2e22: nobody says 12 sextillion."""
+    return f"{value:.3g} FLOPs".replace("e+", "e")
+
+
 def _shape(run: SizedRun, generated: float) -> str:
     model = run.offer.request.model
-    life = f"; with generating, {run.lifetime_flops(generated):.3g} FLOPs" if generated else ""
+    life = f"; with generating, {_flops(run.lifetime_flops(generated))}" if generated else ""
     return (
         f"{run.offer.request.name}: {model.layers} layers of {model.hidden_size:,}, {model.heads} heads, "
         f"{model.n_kv_heads} kv heads, {model.intermediate_size:,} wide, {model.vocab_size:,} words; "
-        f"{run.flops:.3g} FLOPs, for which the law wants {short_count(run.best[0])} parameters{life}"
+        f"{_flops(run.flops)}, for which the law wants {short_count(run.best[0])} parameters{life}"
     )
 
 

@@ -13,7 +13,7 @@ from hlat.runtime.errors import PlanError
 
 RECIPE = """
 run: {name: b, compile: none, deterministic: true}
-model: {from: preset, preset: llama-3.2-1b}
+model: {preset: llama-3.2-1b}
 data: {path: none, sequence_length: 2048}
 parallel: {zero: 1}
 batch: {global_batch: 64, micro_batch: 8}
