@@ -13,9 +13,12 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from hlat.planner.expected import two_digits
+from hlat.runtime.quantities import usd_text
 
 ROOT = Path(__file__).resolve().parents[1]
 PRINTED = re.compile(r"^```console\n\$ (hlat plan (?:[^\n]*\\\n)*[^\n]*)\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
@@ -29,18 +32,24 @@ def prediction_rows(plan: Mapping[str, Any]) -> list[str]:
     one = plan["chosen"]
     parts = ("tensor", "pipeline", "data", "zero", "replicas", "micro_batch")
     layout = ", ".join(f"{name} {one[name]}" for name in parts)
-    cost = "not known" if one["cost_usd"] is None else f"{one['cost_usd']:,.0f} USD"
+    cost = "not known" if one["cost_usd"] is None else _ranged(one, "cost_usd", lambda usd: usd_text(usd, 2))
     memory = plan["assumptions"]["memory_gib_per_device"]
     every = plan["assumptions"]["checkpoint_every_steps"]
+    days = _ranged(one, "days", two_digits)
     rows = {
         "layout": f"{layout}, recomputation {one['activation_checkpointing']}",
         "memory of the fullest device": f"{one['memory_gib']:.1f} GiB of {memory}",
         "step": f"{one['step_seconds']:.2f} s",
         "speed": f"{one['tokens_per_second_per_chip']:,.0f} tokens/s per chip, MFU {one['mfu']:.1%}",
-        "whole run": f"{one['days']:.1f} days, goodput {one['goodput']:.1%}, a checkpoint every {every:,} steps",
+        "whole run": f"{days} days, goodput {one['goodput']:.1%}, a checkpoint every {every:,} steps",
         "price": cost,
     }
     return [f"| {name} | {value} |" for name, value in rows.items()]
+
+
+def _ranged(plan: Mapping[str, Any], name: str, write: Callable[[float], str]) -> str:
+    low, high = plan[f"{name}_interval"]
+    return f"{write(plan[name])} ({write(low)} to {write(high)})"
 
 
 def _with_output(match: re.Match[str]) -> str:

@@ -64,6 +64,7 @@ def prediction_errors(path: Path, catalog: Catalog | None = None) -> dict[str, A
         },
         "coverage": _coverage(rows),
         "intervals": _intervals(rows),
+        "chips": _chips(measured),
         "order": _order(rows),
         "memory": _memory([run for run in runs if run.memory_gib]),
         "skipped": {
@@ -180,9 +181,23 @@ def _intervals(rows: list[Row]) -> dict[str, dict[str, float | int]]:
     found = {name: errors.interval(name) for name in sorted({row["family"] for row in rows})}
     found["pooled"] = errors.interval("")
     return {
-        name: {"low": round(one.low, 3), "high": round(one.high, 3), "sources": one.sources}
+        name: {
+            "low": round(one.low, 3),
+            "median": round(one.median, 3),
+            "high": round(one.high, 3),
+            "sources": one.sources,
+        }
         for name, one in found.items()
     }
+
+
+def _chips(runs: Sequence[PublishedRun]) -> dict[str, int]:
+    """Number of sources by chip of the catalog."""
+    sources = defaultdict(set)
+    for run in runs:
+        chip = next(reading.value for reading in run.readings if reading.column == "chip")
+        sources[chip.chip.name].add(run.group)
+    return {name: len(found) for name, found in sorted(sources.items())}
 
 
 def _order(rows: list[Row]) -> dict[str, float | int | None]:

@@ -111,10 +111,9 @@ class LeftOutErrors:
         outside = np.maximum(low - self._logs, self._logs - high)
         levels = INTERVAL_SHARE * (effective + _CORRECTIONS) / effective
         moved = (weighted_quantile(outside, weights, float(level)) for level in levels)
-        return [
-            RatioInterval(exp(min(low - apart, -_NARROWEST)), exp(max(high + apart, _NARROWEST)), len(sources))
-            for apart in moved
-        ]
+        middle = exp(weighted_quantile(self._logs, weights, 0.5))
+        ends = [(exp(min(low - apart, -_NARROWEST)), exp(max(high + apart, _NARROWEST))) for apart in moved]
+        return [RatioInterval(*pair, len(sources), middle=middle) for pair in ends]
 
     def _equal_sources(self, rows: NDArray[np.bool_]) -> Column:
         """Weights of some runs that add up to 1 for each source."""

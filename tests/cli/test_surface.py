@@ -46,7 +46,7 @@ SURFACE = {
         "--model",
         "--cluster",
         *("--per", "--chips", "--deadline", "--budget", "--interruptions", "--prices-of", "--quotes"),
-        *("--storage", "--pue", "--flops", "--inference-tokens"),
+        *("--storage", "--pue", "--network", "--search", "--flops", "--inference-tokens"),
         "--tokens",
         "--seq",
         "--global-batch",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hlat.hardware import HOST_SHARE, Site, load_catalog, parse_cluster, parse_site
+from hlat.hardware import HOST_SHARE, Site, load_catalog, parse_cluster, parse_site, with_network
 from hlat.runtime.errors import HardwareError
 
 
@@ -64,3 +64,24 @@ def test_a_machine_of_eight_h100_draws_what_was_measured_at_most() -> None:
     watts = Site(pue=1.0).watts(parse_cluster("h100:1", load_catalog()))
     assert watts == pytest.approx(8400)
     assert Site().watts(parse_cluster("trn1.32xlarge:1", load_catalog())) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("400 GB/s", "400GB/s", "3200 Gb/s", "3.2 Tb/s", "8x400 Gb/s", "8 x 400Gbps", "400 GB/s per node"),
+        *("8x ConnectX-7 400 Gb/s per node", "8x NDR InfiniBand 400 Gb/s/machine"),
+    ],
+)
+def test_a_network_is_read_in_the_spellings_of_data_sheets(text: str) -> None:
+    """Eight adapters of 400 Gb/s are 400 GB/s; the 7 of an adapter's name is no rate."""
+    catalog = with_network(load_catalog(), text)
+    assert {instance.network for instance in catalog.instances} == {400.0}
+
+
+@pytest.mark.parametrize(
+    "text", ["200", "ConnectX-7", "8x ConnectX-7", "0 GB/s", "8x400 Gb/s per GPU", "400 gb/s", "x400 Gb/s"]
+)
+def test_what_may_be_another_network_is_refused(text: str) -> None:
+    with pytest.raises(HardwareError, match=f"--network {text}: "):
+        with_network(load_catalog(), text)

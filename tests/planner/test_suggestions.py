@@ -1,12 +1,15 @@
 """Whatever a plan suggests, the same program accepts: its commands are run, and its options added to the question."""
 
+import json
 import re
 import shlex
+from itertools import pairwise
 
 import pytest
 from typer.testing import CliRunner
 
 from hlat.cli import app
+from hlat.planner.offers import parse_goal
 
 RUN = ["--seq", "4096", "--global-batch", "512", "--precision", "mixed"]
 QUESTIONS = [
@@ -33,6 +36,11 @@ MORE_QUESTIONS = [
     "--model llama-3.1-405b --cluster p5.48xlarge:4 --tokens 10B --price capacity-block",
     "--model llama-3.1-70b --cluster p4d.24xlarge:1 --tokens 10B --price on-demand",
     "--model llama-3.1-70b --cluster trn1.32xlarge:1 --tokens 10B",
+    "--model llama-3.1-70b --cluster h100:2 --per chip --tokens 10B",
+    "--model llama-3.1-70b --cluster rtx4090:2 --per chip --tokens 10B --price 0.4/h",
+    "--model llama-3.1-70b --cluster p4d.24xlarge:1 --tokens 10B --prices-of 2024-04 --interruptions 0.5",
+    "--model llama-3.1-70b --cluster h100:1 --tokens 10B --network '8x200 Gb/s' --price 2.10/h",
+    "--model hlat-70b --cluster trn1.32xlarge:8 --tokens 10B",
 ]
 
 
@@ -41,19 +49,42 @@ def plan(arguments: list[str]) -> tuple[int, str]:
     return (1 if done.exception else 0), done.output + (str(done.exception) if done.exception else "")
 
 
+def changed(question: list[str], options: list[str]) -> list[str]:
+    """The question with some options instead of its own."""
+    names = {word for word in options if word.startswith("--")}
+    kept = [word for index, word in enumerate(question) if not {word, question[index - 1]} & names]
+    return kept + options
+
+
 def suggested(question: list[str], text: str) -> list[list[str]]:
     """The commands that an answer suggests: whole ones, options to change, clusters to take instead."""
     found = [shlex.split(line)[2:] for line in text.splitlines() if line.startswith("hlat plan ")]
     for options in re.findall(r"((?:--(?:deadline|budget) \S+ ?)+)leaves room", text):
-        words = shlex.split(options)
-        kept = [word for index, word in enumerate(question) if word not in words and question[index - 1] not in words]
-        found.append(kept + words)
-    for cluster, precision in re.findall(r"It would fit on (\S+?)(?: with --precision (\S+))?: tensor", text):
-        other = [cluster if question[index - 1] == "--cluster" else word for index, word in enumerate(question)]
-        if precision:
-            other[other.index("--precision") + 1] = precision
-        found.append(other)
+        found.append(changed(question, shlex.split(options)))
+    for cluster, options in re.findall(r"It would fit on (\S+?)(?: with (--[^:]+))?: tensor", text):
+        found.append(changed(question, ["--cluster", cluster, *shlex.split(options)]))
     return found
+
+
+def assert_true(question: list[str], text: str) -> None:
+    """What an answer claims of its suggestions is what they answer."""
+    for cluster, options, claim in re.findall(
+        r"It would fit on (\S+?)(?: with (--[^:]+))?: tensor[^;]*; [^;]* GiB; (.*)\.$", text, re.MULTILINE
+    ):
+        _, again = plan(changed(question, ["--cluster", cluster, *shlex.split(options)]))
+        assert claim in again, f"{claim}\n{again}"
+    goal = dict(pairwise(question))
+    if room := re.search(r"--deadline (\S+) leaves room", text):
+        content = json.loads(plan([*changed(question, ["--deadline", room[1]]), "--json"])[1])
+        wanted = parse_goal(goal["--deadline"], None).days
+        assert content["chosen"]["days_interval"][1] <= wanted
+    if sure := re.search(r"Within the goal over the whole range: ([^ ,]+(?:, [^ ,]+)*)\.", text):
+        limit, (command,) = parse_goal(goal.get("--deadline"), goal.get("--budget")), suggested([], text)
+        for cluster in sure[1].split(", "):
+            again = json.loads(plan([*changed(command, ["--cluster", cluster]), "--json"])[1])["chosen"]
+            assert limit.days is None or again["days_interval"][1] <= limit.days
+            # A budget that chose the tokens limits no cost.
+            assert limit.usd is None or "--tokens" not in question or again["cost_usd_interval"][1] <= limit.usd
 
 
 def assert_accepted(words: str) -> None:
@@ -66,6 +97,7 @@ def assert_accepted(words: str) -> None:
         again, why = plan(suggestion)
         assert again == 0, f"{shlex.join(question)}\nsuggests {shlex.join(suggestion)}\n{why}"
     assert answers or "no cluster meets" in text, text
+    assert_true(question, text)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)

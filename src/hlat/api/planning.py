@@ -31,6 +31,8 @@ def plan(
     quotes: str | Path | None = None,
     storage: str | None = None,
     pue: float | None = None,
+    network: str | None = None,
+    search: bool = False,
 ) -> "TrainingPlan":
     """Choose the layout of a run on a cluster, and predict its time, memory, cost and goodput.
 
@@ -53,10 +55,13 @@ def plan(
         storage: rate of the shared file system, "5GB/s" of the whole cluster or "2GB/s/instance"; None for 2 GB/s of
             each instance. Saves and restarts take as long as it needs.
         pue: power usage effectiveness of the data centre, for the energy; None for Amazon's mean.
+        network: rate of an instance to others, as in "400 GB/s" or "8x400 Gb/s"; None for the catalog's.
+        search: choose the micro-batch and recomputation of a recipe too; they are planned as it has them otherwise.
 
     Returns:
         The plan: ``chosen`` and ``alternatives`` (each with ``candidate``, ``step_seconds``, ``peak_memory`` in bytes,
-        ``days``, ``cost_usd``, ``mfu``, ``goodput``), ``request``, and ``to_dict()`` with everything as JSON values.
+        medians ``days`` and ``cost_usd``, ``mfu``, ``goodput``), ``request``, and ``to_dict()`` with everything as JSON
+        values.
 
     Raises:
         PlanError: nothing fits, or an argument is wrong; the message suggests what would work.
@@ -87,6 +92,8 @@ def compare_plans(
     quotes: str | Path | None = None,
     storage: str | None = None,
     pue: float | None = None,
+    network: str | None = None,
+    search: bool = False,
 ) -> "ClusterComparison":
     """Plan a run on each of several clusters.
 
@@ -96,7 +103,7 @@ def compare_plans(
         rank_by: "time" or "cost" orders the plans; None keeps the order of ``clusters``.
         against: another layout whose prediction is to be compared.
         model, tokens, sequence, global_batch, precision, layout: as for ``plan``.
-        hardware, per, interruptions, prices_of, quotes, storage, pue: as for ``plan``.
+        hardware, per, interruptions, prices_of, quotes, storage, pue, network, search: as for ``plan``.
 
     Returns:
         ``plans``, ``refused`` (the reason, by cluster without a plan), ``against`` (a prediction by cluster), and
@@ -128,6 +135,8 @@ def choose_cluster(
     quotes: str | Path | None = None,
     storage: str | None = None,
     pue: float | None = None,
+    network: str | None = None,
+    search: bool = False,
 ) -> "Purchase":
     """Choose kind and number of instances for a run, by a deadline, a budget, or both.
 
@@ -143,7 +152,8 @@ def choose_cluster(
             parameter.
         price: as for ``plan``; None for the kind that most of the instances have.
         quotes: as for ``plan``; "any" then stands for the instances that it names.
-        model, sequence, global_batch, precision, hardware, interruptions, prices_of, storage, pue: as for ``plan``.
+        model, sequence, global_batch, precision, hardware: as for ``plan``.
+        interruptions, prices_of, storage, pue, network, search: as for ``plan``.
 
     Returns:
         ``rows``, the best offer of each kind of instance that meets the goal, the ``chosen`` one first; ``sizes``, the
@@ -176,6 +186,7 @@ def choose_model_size(
     quotes: str | Path | None = None,
     storage: str | None = None,
     pue: float | None = None,
+    network: str | None = None,
 ) -> "ModelSize":
     """Choose the size of a LLaMA-class model and its tokens, for a budget or an amount of compute, and plan its run.
 
@@ -188,7 +199,8 @@ def choose_model_size(
         flops: FLOPs of the run, 6 per parameter and token, instead of a budget.
         inference_tokens: tokens to be generated over the model's life, prompts included.
         chips, deadline, price: as for ``choose_cluster``.
-        sequence, global_batch, precision, hardware, interruptions, prices_of, quotes, storage, pue: as for ``plan``.
+        sequence, global_batch, precision, hardware, interruptions, prices_of, quotes: as for ``plan``.
+        storage, pue, network: as for ``plan``.
 
     Returns:
         ``runs``: the run of the best size (with ``inference_tokens`` that for them, then the one of least loss), each

@@ -67,6 +67,9 @@ def plan_command(
     storage: Annotated[
         str | None, typer.Option(help="Rate of the shared file system, as in 5GB/s (whole cluster) or 2GB/s/instance.")
     ] = None,
+    network: Annotated[
+        str | None, typer.Option(help="Rate of a machine to others, as in 400 GB/s, 3200 Gb/s or 8x400 Gb/s.")
+    ] = None,
     pue: Annotated[float | None, typer.Option(help="Power usage effectiveness, for the energy, as in 1.2.")] = None,
     flops: Annotated[
         str | None, typer.Option(help="With --chips and no model: size of a model for so many FLOPs, as in 1e22.")
@@ -77,6 +80,9 @@ def plan_command(
     rank_by: Annotated[str | None, typer.Option(help="Order several clusters by time or by cost.")] = None,
     layout: Annotated[str | None, typer.Option(help="Predict this layout only, as in tp=8,pp=1,zero=1.")] = None,
     against: Annotated[str | None, typer.Option(help="Compare the choice with this layout.")] = None,
+    search: Annotated[
+        bool, typer.Option("--search", help="Choose the micro-batch and recomputation of a recipe too.")
+    ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Explain the choice.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page with pictures.")] = None,
@@ -134,8 +140,8 @@ def _say_choice(question: "PlanQuestion", options: "Mapping[str, Any]", *, as_js
     run = found.chosen.request
     chosen = {"model": run.name, "tokens": options["tokens"] or (run.tokens if found.affords else None)}
     values = {**options, **chosen, "price": options["price"] or found.price}
-    given = [name for name, value in values.items() if value is not None and name not in _OF_THE_CHOICE]
-    words = [word for name in given for word in (f"--{name.replace('_', '-')}", str(values[name]))]
+    given = [name for name, value in values.items() if value not in (None, False) and name not in _OF_THE_CHOICE]
+    words = [word for name in given for word in (f"--{name.replace('_', '-')}", str(values[name])) if word != "True"]
     command = ["hlat", "plan", *words, "--cluster", run.cluster.name, "--explain"]
     for line in command_lines(command, _columns()):
         say(line)

@@ -25,6 +25,7 @@ from hlat.data import Tokenizer, load_tokenizer
 from hlat.draft.facts import REACHED, Machine, Texts, look_at_machine, look_at_texts
 from hlat.model import count_parameters, flops_per_token
 from hlat.planner import CHINCHILLA
+from hlat.runtime.quantities import rounded_text
 from hlat.runtime.terminal import escape_name, plural
 
 
@@ -303,8 +304,8 @@ def _when(sizes: Sizes) -> str:
 def _time(seconds: float) -> str:
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 1.5 * length:
-            return f"{seconds / length:.3g} {unit}"
-    return f"{seconds:.3g} seconds"
+            return f"{rounded_text(seconds / length, 2)} {unit}"
+    return f"{rounded_text(seconds, 2)} seconds"
 
 
 def _quoted(text: str) -> str:

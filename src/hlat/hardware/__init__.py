@@ -17,7 +17,9 @@ __getattr__ = lazily(
     __name__,
     {
         "catalog": "Catalog Chip Instance LaunchSettings PriceKind installed_chip load_catalog",
-        "cluster": ("Cluster HOST_SHARE Per Site StorageRate close_names no_price parse_cluster parse_site"),
+        "cluster": (
+            "Cluster HOST_SHARE Per Site StorageRate close_names no_price parse_cluster parse_site with_network"
+        ),
         "machine": "MeasuredMachine PeakFlops device_chip measure_machine measure_matmul peak_flops published_flops",
         "prices": "GIVEN OWN parse_quote quotes_text with_prices_of with_quote with_quotes",
     },

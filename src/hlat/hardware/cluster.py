@@ -2,6 +2,7 @@
 
     "trn1.32xlarge:64", catalog --parse_cluster--> Cluster -> figures of one device, fast-link domain, price, failures
     "5GB/s", "1.2" --parse_site--> Site -> bytes per second of storage, W at the meter
+    "8x400 Gb/s" --with_network--> catalog whose instances all send so much to others
 
 A device is what torch calls a device: a GPU, one NeuronCore of Trainium 1, or two NeuronCores of Trainium 2 (a logical
 core). All rates are per device or per instance, in bytes and FLOP per second.
@@ -287,3 +288,31 @@ def _parse_rate(text: str) -> StorageRate | str:
     bits = found[3] == "b" or found[3].lower() == "bit"
     rate = float(found[1]) * _BYTE_UNITS[found[2].lower()] / (8 if bits else 1)
     return StorageRate(rate, "instance" if (found[4] or "").lower() == "instance" else "cluster")
+
+
+# A number of adapters, their name, the rate of one, the machine: 8x ConnectX-7 400 Gb/s per node. A name begins with a
+# letter, so that its digits are no rate.
+_NETWORK = re.compile(
+    r"(?:([1-9]\d{0,2})\s*[x×]\s*)?(?:[A-Za-z]\w*(?:-\w+)*\s+){0,3}(\d+(?:\.\d+)?\s*[A-Za-z]+?)(?:/s|ps)"
+    r"(?:\s*(?:/|per)\s*(?:instance|machine|node))?",
+    re.IGNORECASE,
+)
+
+
+def with_network(catalog: Catalog, text: str | None) -> Catalog:
+    """Return a catalog whose instances all send so many bytes per second to others; None leaves the catalog's rates.
+
+    HardwareError: the text is no rate of a machine, as 400 GB/s, 3200 Gb/s or 8x400 Gb/s is.
+    """
+    if text is None:
+        return catalog
+    found = _NETWORK.fullmatch(text.strip())
+    rate = _parse_rate(f"{found[2]}/s") if found is not None else ""
+    if found is None or isinstance(rate, str):
+        says = "must be the rate of one machine to others: 400 GB/s, 3200 Gb/s, or 8x400 Gb/s for eight adapters"
+        # That a rate may be bits or bytes holds of a network too; other words about it are of storage.
+        unclear = isinstance(rate, str) and "bits or bytes" in rate
+        raise HardwareError(f"--network {text}: {rate if unclear else says}")
+    network = int(found[1] or 1) * rate.bytes_per_second / 1e9
+    instances = [instance.model_copy(update={"network": network}) for instance in catalog.instances]
+    return catalog.model_copy(update={"instances": instances})

@@ -12,6 +12,7 @@ from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
     from hlat.planner.cost.step_time import *
+    from hlat.planner.expected import *
     from hlat.planner.memory import *
     from hlat.planner.plan import *
     from hlat.planner.problem.layouts import *
@@ -30,6 +31,7 @@ __getattr__ = lazily(
     __name__,
     {
         "cost.step_time": "OperationTimes Timeline",
+        "expected": "days_text usd_words",
         "memory": "device_overhead has_fused_kernels",
         "plan": "TrainingPlan fits format_number make_plan recipe_fragment run_determinism_cost",
         "problem.layouts": "Candidate layout_violations recipe_step",

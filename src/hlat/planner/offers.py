@@ -20,11 +20,12 @@ from math import ceil
 
 from hlat.hardware import Chip, Cluster, Instance
 from hlat.model import flops_per_token
+from hlat.planner.expected import likely, two_digits
 from hlat.planner.problem.devices import request_device
 from hlat.planner.problem.request import PlanRequest
 from hlat.planner.search import LayoutPrediction, best_layout
 from hlat.runtime.errors import PlanError
-from hlat.runtime.quantities import rounded_text
+from hlat.runtime.quantities import rounded_text, usd_text
 
 _MAX_INSTANCES = 1 << 12  # where a search that finds nothing ends
 _PER_DOUBLING = 8  # numbers tried between one and its double: steps of 6 to 13 %
@@ -61,9 +62,10 @@ class Offer:
     @property
     def slow_end(self) -> "Offer":
         """The run at the slow end of the range in which 4 of 5 runs are expected."""
-        one, high = self.prediction, self.prediction.interval.high
-        cost = None if one.cost_usd is None else high * one.cost_usd
-        return Offer(self.request, replace(one, days=high * one.days, cost_usd=cost))
+        one = self.prediction
+        late = one.interval.high / one.interval.median
+        cost = None if one.cost_usd is None else late * one.cost_usd
+        return Offer(self.request, replace(one, days=late * one.days, cost_usd=cost))
 
     def with_tokens(self, tokens: int) -> "Offer":
         """Scale days, cost and energy to another number of tokens."""
@@ -110,7 +112,7 @@ class Kind:
             best = best_layout(request)
         except PlanError:  # a batch that this number does not divide, or failures without progress
             return None
-        return None if best is None else Offer(request, best)
+        return None if best is None else Offer(request, likely(best))
 
     def number_for(self, days: float) -> float:
         """Return the number of instances that would take so many days at a usual share of the peak.
@@ -250,7 +252,7 @@ class Goal:
 
     def __str__(self) -> str:
         words = [] if self.days is None else [f"done in {_time(self.days)}"]
-        words += [] if self.usd is None else [f"for at most {self.usd:,.0f} USD"]
+        words += [] if self.usd is None else [f"for at most ${self.usd:,.0f}"]
         knee = f"the largest cluster whose run costs at most {KNEE - 1:.0%} more than the cheapest"
         return " ".join(words) or knee
 
@@ -387,7 +389,7 @@ def _dear(offers: Sequence[Offer], best: Offer | None) -> str:
     last = offers[-1]
     if last.usd is None or best.usd is None or last.usd <= _DEAR * best.usd:
         return ""
-    days = rounded_text(last.days)
+    days = two_digits(last.days)
     return f"{_cost(last)} in {days} days on {last.cluster.count:,}, far from the best and not explored further"
 
 
@@ -398,12 +400,12 @@ def _how_close(goal: Goal, offers: Sequence[Offer]) -> str:
     cheapest = min(offers, key=lambda offer: offer.price)
     words = []
     if goal.days is not None:
-        words.append(f"the fastest is {fastest.cluster.name} with {rounded_text(fastest.days)} days")
+        words.append(f"the fastest is {fastest.cluster.name} with {two_digits(fastest.days)} days")
     if goal.usd is not None:
-        days = rounded_text(cheapest.days)
+        days = two_digits(cheapest.days)
         words.append(f"the cheapest is {cheapest.cluster.name} with {_cost(cheapest)} in {days} days")
     return "; ".join(words)
 
 
 def _cost(offer: Offer) -> str:
-    return "no known price" if offer.usd is None else f"{offer.usd:,.0f} USD"
+    return "no known price" if offer.usd is None else usd_text(offer.usd)

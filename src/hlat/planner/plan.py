@@ -1,17 +1,17 @@
 """A training plan: the chosen layout, its prediction, the alternatives, and the assumptions.
 
 PlanRequest -> search -> chosen, alternatives -> TrainingPlan -> JSON, recipe fragment
--> nothing fits -> suggestions -> PlanError that names the nearest clusters and their cost
+-> nothing fits -> PlanError with suggestions (suggestions.py)
 
-suggestions: more instances, instances with more memory, fewer bytes per parameter; each with the
-layout that a plan would choose
+plan of a recipe -> the settings of the recipe that it changes
+plan of several instances -> the best layout at a half and a quarter of their network, if nobody stated its rate
 
 request, layout -> kernels of attention and step times under run.deterministic true and false -> DeterminismCost
 recipe, chip, world size -> the same for a run that is about to start -> a sentence
 """
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,8 +19,8 @@ from typing import Any
 import yaml
 
 from hlat.config import Recipe
-from hlat.hardware import HOST_SHARE, Catalog, Chip, Cluster, load_catalog
-from hlat.planner.cost.calibration import INTERVAL_SHARE, load_constants, undecided_ratio
+from hlat.hardware import HOST_SHARE, Chip
+from hlat.planner.cost.calibration import INTERVAL_SHARE, load_constants, sources_of_chip, undecided_ratio
 from hlat.planner.cost.goodput import (
     DETECTION_SECONDS,
     HOST_COPY_RATE,
@@ -31,19 +31,23 @@ from hlat.planner.cost.goodput import (
     storage_rate,
 )
 from hlat.planner.cost.step_counts import exchanged_bytes, executed_flops
+from hlat.planner.expected import likely
 from hlat.planner.problem.devices import comparison_note, planned_execution, why_not_runnable
-from hlat.planner.problem.layouts import Candidate, parse_layout, recipe_on_chip
+from hlat.planner.problem.layouts import Candidate, layout_text, parse_layout, recipe_on_chip
 from hlat.planner.problem.request import PlanRequest, llama_class
 from hlat.planner.search import (
     TIE_TOLERANCE,
     USABLE_MEMORY_SHARE,
     LayoutPrediction,
     SearchResult,
+    best_layout,
     break_tie,
     predict_layout,
     search,
     step_seconds,
 )
+from hlat.planner.suggestions import nothing_fits
+from hlat.precision import AUTO
 from hlat.runtime.backend.base import AttentionKernel
 from hlat.runtime.errors import PlanError
 from hlat.runtime.quantities import rounded_text
@@ -91,57 +95,6 @@ def run_determinism_cost(recipe: Recipe, chip: Chip | None, world: int) -> Deter
         return None
 
 
-_MAX_INSTANCES = 1 << 12  # where the search for a suggestion ends
-_COUNTS_PER_DOUBLING = 8  # counts to try between one that does not fit and twice as many, which fit
-_LARGER_INSTANCES = 3  # kinds of instances with more memory to try
-
-
-def suggestions(request: PlanRequest) -> Iterator[tuple[PlanRequest, LayoutPrediction]]:
-    """Yield requests that differ only in cluster or precision and fit, each with its best layout."""
-    yield from _more_instances(request)
-    yield from _larger_instances(request)
-    if request.mode in ("mixed", "fp32"):
-        yield from _if_it_fits(replace(request, mode="bf16-sr"))
-
-
-def _if_it_fits(request: PlanRequest) -> Iterator[tuple[PlanRequest, LayoutPrediction]]:
-    ranked = search(request).ranked
-    if ranked:
-        yield request, break_tie(ranked, request.cluster.domain)
-
-
-def _more_instances(request: PlanRequest) -> Iterator[tuple[PlanRequest, LayoutPrediction]]:
-    """Yield the smallest number of instances that fits, to an eighth of the last doubling."""
-    count = request.cluster.count
-    while (count := 2 * count) <= _MAX_INSTANCES:
-        if found := list(_if_it_fits(_with_count(request, count))):
-            step = max(1, count // 2 // _COUNTS_PER_DOUBLING)
-            fewer = (_if_it_fits(_with_count(request, less)) for less in range(count // 2 + step, count, step))
-            yield next((answer for answers in fewer for answer in answers), found[0])
-            return
-
-
-def _with_count(request: PlanRequest, count: int) -> PlanRequest:
-    return replace(request, cluster=replace(request.cluster, count=count))
-
-
-def _larger_instances(request: PlanRequest) -> Iterator[tuple[PlanRequest, LayoutPrediction]]:
-    """Yield the next larger instances, by memory, that have the request's price and fit."""
-    catalog: Catalog = load_catalog()
-    clusters = []
-    for instance in catalog.instances:
-        chip = catalog.chip(instance.chip)
-        # The suggested command keeps the kind of price, so the other cluster has to have it.
-        priced = request.price in instance.prices if request.price else bool(instance.prices)
-        if chip is not None and priced and chip.family == request.cluster.chip.family:
-            clusters.append(Cluster(instance, chip, request.cluster.count))
-    larger = [cluster for cluster in clusters if cluster.memory_bytes > request.cluster.memory_bytes]
-    for cluster in sorted(larger, key=lambda cluster: cluster.memory_bytes)[:_LARGER_INSTANCES]:
-        if found := list(_if_it_fits(replace(request, cluster=cluster))):
-            yield found[0]
-            return
-
-
 _GIB = 1 << 30
 _DAY = 86400.0
 _FAILURE_SEED = 12349  # seed of the simulated failures: the same request gives the same plan
@@ -163,6 +116,18 @@ class TrainingPlan:
         """None where deterministic kernels are the same as others."""
         return determinism_cost(self.request, self.chosen.candidate)
 
+    @cached_property
+    def at_slower_networks(self) -> tuple["AtNetwork", ...]:
+        """The choice at a half and a quarter of a network that nobody stated; empty for a given layout."""
+        if self.found is None or not self.request.network_is_assumed:
+            return ()
+        return tuple(_at_network(self.request, self.chosen.candidate, share) for share in (0.5, 0.25))
+
+    @property
+    def changes(self) -> dict[str, tuple[Any, Any]]:
+        """Settings of the recipe that the plan changes: by field, what the recipe says and what the plan has."""
+        return {} if self.request.recipe is None else _changes(self.request, self.request.recipe, self.chosen.candidate)
+
     @property
     def alternatives(self) -> list[LayoutPrediction]:
         return [prediction for prediction in self.ranked if prediction is not self.chosen]
@@ -180,6 +145,8 @@ class TrainingPlan:
             "for_comparison": why_not_runnable(self.request.cluster.chip, self.request.mode) or None,
             "chosen": self._layout(self.chosen),
             "alternatives": [self._layout(other) for other in self.alternatives],
+            "would_change": {name: {"recipe": old, "plan": new} for name, (old, new) in self.changes.items()},
+            "slower_networks": [one.to_dict() for one in self.at_slower_networks],
             "assumptions": self.assumptions(),
         }
 
@@ -208,6 +175,8 @@ class TrainingPlan:
             "usable_share_of_memory": USABLE_MEMORY_SHARE,
             "price_kind": None if price is None else price[0],
             "usd_per_hour": None if price is None else price[1],
+            "network_bytes_per_second": request.cluster.network_rate,
+            "network_assumed": request.network_is_assumed,
             "mean_hours_between_failures": round(reliability.mtbf / 3600, 2),
             "failures_per_instance_and_day": request.cluster.instance.failures.per_day,
             "interruptions_by_software_per_day": SOFTWARE_FAILURES_PER_DAY,
@@ -233,17 +202,64 @@ class TrainingPlan:
             "goodput_simulated_worst_tenth": round(self.goodput_simulated[1], 4),
             "tie": TIE_TOLERANCE,
             "interval_share": INTERVAL_SHARE,
+            "median_over_predicted": self.chosen.interval.median,
             "interval_sources": self.chosen.interval.sources,
+            "interval_sources_of_chip": sources_of_chip(request.cluster.chip.name),
             "undecided_ratio": undecided_ratio(),
             "constants": {"/".join(key): value for key, value in load_constants().values.items()},
             **search_statistics,
         }
 
 
+@dataclass(frozen=True)
+class AtNetwork:
+    """The choice of layout if the instances' network has a share of the catalog's rate."""
+
+    share: float
+    layout: Candidate  # the best one there
+    faster: float  # share by which its step is shorter than that of the plan's layout there; 0 if it is that
+    days: float  # of a run in it there, median
+
+    def to_dict(self) -> dict[str, Any]:
+        """The choice under its documented keys (docs/planning.md), as JSON values."""
+        faster, days = round(self.faster, 4), round(self.days, 3)
+        return {"share": self.share, "layout": layout_text(self.layout), "faster": faster, "days": days}
+
+
+def _at_network(request: PlanRequest, chosen: Candidate, share: float) -> AtNetwork:
+    instance = request.cluster.instance
+    slower = instance.model_copy(update={"network": share * instance.network})
+    there = replace(request, cluster=replace(request.cluster, instance=slower))
+    kept, best = predict_layout(there, chosen), best_layout(there)
+    # The search for a plan also looks at layouts that need less memory: its choice may be the better one.
+    if best is None or best.step_seconds >= kept.step_seconds:
+        best = kept
+    faster = 1 - best.step_seconds / kept.step_seconds
+    return AtNetwork(share, best.candidate, faster, likely(best).days)
+
+
+def _changes(request: PlanRequest, recipe: Recipe, candidate: Candidate) -> dict[str, tuple[Any, Any]]:
+    """Fields of a recipe that a plan would change, with both values."""
+    pairs = {
+        f"parallel.{name}": (getattr(recipe.parallel, name), getattr(candidate.parallel, name))
+        for name in type(recipe.parallel).model_fields
+    }
+    pairs |= {
+        "batch.global_batch": (recipe.batch.global_batch, request.global_batch),
+        "batch.micro_batch": (recipe.batch.micro_batch, candidate.micro_batch),
+        "data.sequence_length": (recipe.data.sequence_length, request.sequence),
+        "memory.activation_checkpointing": (recipe.memory.activation_checkpointing, candidate.recompute),
+    }
+    if recipe.precision.mode != AUTO:  # whose resolved mode is no change
+        pairs["precision.mode"] = (recipe.precision.mode, request.mode)
+    return {name: values for name, values in pairs.items() if values[0] != values[1]}
+
+
 def layout_json(request: PlanRequest, prediction: LayoutPrediction) -> dict[str, Any]:
     """A predicted layout under its documented keys (docs/planning.md)."""
-    layout = prediction.candidate
+    layout, interval = prediction.candidate, prediction.interval
     execution = planned_execution(request, layout)
+    usd = prediction.cost_usd
     return {
         "tensor": layout.tensor,
         "pipeline": layout.pipeline,
@@ -276,17 +292,18 @@ def layout_json(request: PlanRequest, prediction: LayoutPrediction) -> dict[str,
             str(rank): round(executed_flops(request, layout, rank) / 1e12, 3) for rank in prediction.memory
         },
         "step_seconds": prediction.step_seconds,
-        "step_seconds_interval": list(prediction.interval.of(prediction.step_seconds)),
+        "step_seconds_interval": list(interval.of(prediction.step_seconds)),
         "step_parts_seconds": prediction.components,
         "tokens_per_second": prediction.tokens_per_second,
         "tokens_per_second_per_chip": prediction.tokens_per_second / request.cluster.chips,
         "mfu": prediction.mfu,
-        "cost_usd": prediction.cost_usd,
-        "usd_per_billion_tokens": None if prediction.cost_usd is None else prediction.cost_usd / request.tokens * 1e9,
-        "cost_usd_interval": None if prediction.cost_usd is None else list(prediction.interval.of(prediction.cost_usd)),
+        "cost_usd": usd,
+        "usd_per_billion_tokens": None if usd is None else usd / request.tokens * 1e9,
+        "cost_usd_interval": None if usd is None else list(interval.around(usd)),
         "energy_kwh": prediction.kwh,
+        "energy_kwh_interval": None if prediction.kwh is None else list(interval.around(prediction.kwh)),
         "days": prediction.days,
-        "days_interval": list(prediction.interval.of(prediction.days)),
+        "days_interval": list(interval.around(prediction.days)),
         "goodput": prediction.goodput,
     }
 
@@ -300,13 +317,14 @@ def make_plan(request: PlanRequest, layout: str | None = None) -> TrainingPlan:
         PlanError: no layout is possible or fits into memory; the message suggests what would.
     """
     if layout is not None:
-        given = predict_layout(request, parse_layout(layout, request))
+        given = likely(predict_layout(request, parse_layout(layout, request)))
         return TrainingPlan(request, given, (), None, _simulated_goodput(request, given))
     found = search(request)
     if not found.ranked:
-        raise PlanError(_nothing_fits(request, found))
-    chosen = break_tie(found.ranked, request.cluster.domain)
-    return TrainingPlan(request, chosen, tuple(found.ranked), found, _simulated_goodput(request, chosen))
+        raise PlanError(nothing_fits(request, found))
+    ranked = [likely(one) for one in found.ranked]
+    chosen = break_tie(ranked, request.cluster.domain)
+    return TrainingPlan(request, chosen, tuple(ranked), found, _simulated_goodput(request, chosen))
 
 
 def format_number(value: float, digits: int = 2) -> str:
@@ -326,30 +344,6 @@ def _simulated_goodput(request: PlanRequest, prediction: LayoutPrediction) -> tu
     seconds = min(work, 200 * prediction.reliability.mtbf)
     result = simulate_goodput(prediction.reliability, seconds, random.Random(_FAILURE_SEED))
     return result.mean, result.worst_tenth
-
-
-def _nothing_fits(request: PlanRequest, found: SearchResult) -> str:
-    cluster = request.cluster
-    if found.least_memory is None:
-        return (
-            f"no layout of {request.name} on the {plural(cluster.devices, 'device')} of {cluster.name} is possible: "
-            f"degrees must divide the devices, tensor must divide the {request.model.heads} heads, and data must "
-            f"divide --global-batch {request.global_batch}. `--layout tp=...,pp=...` shows which check a layout fails."
-        )
-    layout, need = found.least_memory
-    lines = [
-        f"{request.name} does not fit on {cluster.name}: a device has {cluster.memory_bytes / _GIB:.0f} GiB, of which "
-        f"{USABLE_MEMORY_SHARE:.0%} can be used, and of the {found.tried:,} layouts tried the smallest, {layout}, "
-        f"needs {need / _GIB:.1f} GiB."
-    ]
-    for other, best in suggestions(request):
-        price = "" if best.cost_usd is None else f", {best.cost_usd:,.0f} USD"
-        mode = "" if other.mode == request.mode else f" with --precision {other.mode}"
-        lines.append(
-            f"It would fit on {other.cluster.name}{mode}: {best.candidate}; {best.peak_memory / _GIB:.1f} GiB, "
-            f"{best.days:,.1f} days{price}."
-        )
-    return "\n".join(lines)
 
 
 def _model_section(request: PlanRequest) -> str:

@@ -20,7 +20,7 @@ equation 2. They also find that far beyond the usual tokens per parameter, more 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from math import ceil, floor, log
+from math import ceil, floor, log, log10
 
 from hlat.hardware import Catalog, Chip, Cluster, Instance, PriceKind, close_names, no_price
 from hlat.model import count_parameters
@@ -45,6 +45,7 @@ class Purchase:
     sizes: tuple[Offer, ...]  # offers of the chosen kind, by number of instances
     missed: dict[str, str]  # reason by kind without an offer
     affords: bool = False  # the number of tokens is what the budget affords; else it was given
+    roomy: str | None = None  # earlier deadline with which the run's whole range meets the goal's, as in 5.3d
 
     @property
     def chosen(self) -> Offer:
@@ -82,17 +83,18 @@ def choose_cluster(question: PlanQuestion) -> Purchase:
     goal = parse_goal(question.deadline, question.budget)
     kinds, of, missed = _kinds_of(question, goal)
     if goal.usd is not None and question.tokens is None and not names_tokens(str(question.model)):
-        return _afford(goal, kinds, of, missed)
-    found, others = explore(goal, kinds)
+        found = _afford(goal, kinds, of, missed)
+        return replace(found, roomy=_roomy(found, kinds))
+    best, others = explore(goal, kinds)
     missed |= others
-    if not found:
+    if not best:
         raise no_offer(f"no cluster meets the goal, {goal}", missed)
-    chosen, kind = found[0]
+    chosen, kind = best[0]
     # Computed for the table of sizes alone: the offers stay in the kind.
     list(kind.doublings(chosen.cluster.count))
     if not goal.meets(chosen.slow_end):
-        compute(goal.shrunk(chosen.prediction.interval.high), kind)  # numbers that leave room for the slow end, if any
-    return Purchase(goal, of, tuple(offer for offer, _ in found), tuple(kind.offers), missed)
+        compute(goal.shrunk(chosen.slow_end.days / chosen.days), kind)  # numbers that leave room for it, if any
+    return Purchase(goal, of, tuple(offer for offer, _ in best), tuple(kind.offers), missed)
 
 
 def no_offer(what: str, missed: dict[str, str]) -> PlanError:
@@ -213,6 +215,31 @@ def _afford(goal: Goal, kinds: Sequence[Kind], of: PriceKind | None, missed: dic
     chosen = best[0][0]
     sizes = [chosen if offer.cluster == chosen.cluster else offer for offer in sizes]
     return Purchase(goal, of, tuple(offer for offer, _ in best), tuple(sizes), missed, affords=True)
+
+
+_DEADLINES = 4  # that are tried, each a tenth shorter
+
+
+def _roomy(found: Purchase, kinds: Sequence[Kind]) -> str | None:
+    """Find an earlier deadline whose run meets that of ``found`` over its whole range; None if none is needed."""
+    days, chosen = found.goal.days, found.chosen
+    if days is None or found.sure:
+        return None
+    shorter = days * chosen.days / chosen.slow_end.days
+    for _ in range(_DEADLINES):
+        text = f"{_rounded_down(shorter)}d"
+        # Answered as the command with that deadline answers: another number of instances may be the best for it.
+        again = _afford(replace(found.goal, days=parse_goal(text, None).days), kinds, found.price, {})
+        if found.range_goal.meets(again.chosen.slow_end):
+            return text
+        shorter *= 0.9
+    return None
+
+
+def _rounded_down(value: float) -> str:
+    # Two significant digits. The 1e-9 keeps exact multiples, which division may put just below.
+    unit = 10.0 ** (floor(log10(value)) - 1)
+    return f"{floor(value / unit + 1e-9) * unit:.12g}"
 
 
 def affordable(goal: Goal, offer: Offer) -> Offer:

@@ -8,18 +8,19 @@ The risk: a run that meets the goal as predicted may miss it within the range of
 """
 
 from collections.abc import Iterator, Sequence
-from math import floor, log10
+from itertools import islice
 from typing import Any
 
+from hlat.planner.expected import interval_text, median_days, median_energy, median_usd
 from hlat.planner.offers import Offer
-from hlat.planner.plan import format_number, layout_json
+from hlat.planner.plan import layout_json, make_plan
 from hlat.planner.problem.devices import comparison_note, why_not_runnable
 from hlat.planner.problem.layouts import layout_text
 from hlat.planner.purchase import CHINCHILLA, ModelSize, Purchase, SizedRun, missed_by_reason, optimal_tokens
 from hlat.planner.report.costs import cost_parts, cost_sentence, price_origin, price_sentence
-from hlat.planner.report.explanation import energy_sentence, energy_text, expectation, interval_text, storage_sentence
+from hlat.planner.report.explanation import energy_sentence, expectation, storage_sentence
 from hlat.planner.report.terminal import table_lines, wrapped
-from hlat.runtime.quantities import rounded_text, short_count
+from hlat.runtime.quantities import rounded_text, short_count, usd_text
 
 LAW = "law: Hoffmann 2022, approach 3, constants of Besiroglu 2024; D tokens, N parameters, all counted"
 
@@ -49,11 +50,11 @@ def purchase_lines(purchase: Purchase, columns: int) -> Iterator[str]:
 def model_size_lines(found: ModelSize, columns: int) -> Iterator[str]:
     """Yield the table of sizes and what it rests on."""
     chosen = found.runs[0]
-    what = f"{found.flops:.3g} FLOPs" if found.flops is not None else f"{found.goal.usd:,.0f} USD"
+    what = _flops(found.flops) if found.flops is not None else f"${found.goal.usd:,.0f}"
     until = "" if found.goal.days is None else f", done in {found.goal.days:g} day{'' if found.goal.days == 1 else 's'}"
     yield f"Which model for {what}{until}, {_prices(found.price, [found.chosen])}"
     yield ""
-    heads = ["", "size", "tokens", "D/N", "loss", "cluster", "days", "4 of 5", "USD", "best for"]
+    heads = ["", "size", "tokens", "D/N", "loss", "cluster", "days", "4 of 5", "cost", "best for"]
     rows = [_size_row(run, run is chosen) for run in found.runs]
     yield from table_lines([heads, *rows], columns)
     yield ""
@@ -73,20 +74,25 @@ def _size_row(run: SizedRun, chosen: bool) -> list[str]:
         f"{run.tokens / run.parameters:,.0f}",
         f"{run.loss:.3f}",
         offer.cluster.name,
-        format_number(offer.days, 1),
-        interval_text(offer.prediction, offer.days),
-        "" if offer.usd is None else f"{offer.usd:,.0f}",
+        median_days(offer.prediction),
+        interval_text(offer.prediction, offer.prediction.days),
+        median_usd(offer.prediction),
         run.purpose,
     ]
 
 
+def _flops(value: float) -> str:
+    """FLOPs as --flops takes them, 1.2e22: nobody says 12 sextillion."""
+    return f"{value:.3g} FLOPs".replace("e+", "e")
+
+
 def _shape(run: SizedRun, generated: float) -> str:
     model = run.offer.request.model
-    life = f"; with generating, {run.lifetime_flops(generated):.3g} FLOPs" if generated else ""
+    life = f"; with generating, {_flops(run.lifetime_flops(generated))}" if generated else ""
     return (
         f"{run.offer.request.name}: {model.layers} layers of {model.hidden_size:,}, {model.heads} heads, "
         f"{model.n_kv_heads} kv heads, {model.intermediate_size:,} wide, {model.vocab_size:,} words; "
-        f"{run.flops:.3g} FLOPs, for which the law wants {short_count(run.best[0])} parameters{life}"
+        f"{_flops(run.flops)}, for which the law wants {short_count(run.best[0])} parameters{life}"
     )
 
 
@@ -120,7 +126,7 @@ def _assumed(offers: Sequence[Offer], columns: int) -> Iterator[str]:
         # The tokens are the answer here, not an assumption: the budget or the law chose them.
         if not (offer.request.tokens_assumed and "(--tokens)" in one):
             yield from wrapped(f"assumed  {one}", columns, 9)
-    yield from wrapped(f"expect   {expectation(offer.prediction)}", columns, 9)
+    yield from wrapped(f"expect   {expectation(offer.request, offer.prediction)}", columns, 9)
     for each in offers:
         if each is offer or price_origin(each.request):
             name = f"{each.cluster.name}: " if len(offers) > 1 else ""
@@ -143,17 +149,17 @@ def _prices(kind: str | None, offers: Sequence[Offer]) -> str:
 
 
 def _offer_rows(offers: Sequence[Offer], chosen: Offer, affords: bool) -> Iterator[list[str]]:
-    yield ["", "cluster", "chips", *(["tokens"] * affords), "days", "4 of 5", "USD", "energy", "layout"]
+    yield ["", "cluster", "chips", *(["tokens"] * affords), "days", "4 of 5", "cost", "energy", "layout"]
     for offer in offers:
         yield [
             "*" if offer is chosen else "",
             offer.cluster.name,
             f"{offer.cluster.chips:,}",
             *([short_count(offer.request.tokens)] * affords),
-            format_number(offer.days, 1),
-            interval_text(offer.prediction, offer.days),
-            "" if offer.usd is None else f"{offer.usd:,.0f}",
-            energy_text(offer.prediction.kwh),
+            median_days(offer.prediction),
+            interval_text(offer.prediction, offer.prediction.days),
+            median_usd(offer.prediction),
+            median_energy(offer.prediction),
             layout_text(offer.prediction.candidate),
         ]
 
@@ -223,20 +229,21 @@ def risk_sentence(purchase: Purchase) -> str:
     if not (late or dear):
         return ""
     limits = " and ".join(["deadline"] * late + ["budget"] * dear)
-    ranges = [f"{interval_text(chosen.prediction, chosen.days)} days"] * late
-    if dear and chosen.usd is not None:
-        ranges.append(f"{interval_text(chosen.prediction, chosen.usd)} USD")
+    planned = chosen.prediction
+    ranges = [f"{interval_text(planned, planned.days)} days"] * late
+    if dear and planned.cost_usd is not None:
+        ranges.append(interval_text(planned, planned.cost_usd, lambda usd: usd_text(usd, 2)))
     may = f"{chosen.cluster.name} may miss the {limits}: {' and '.join(ranges)} in 4 of 5 runs. "
-    if purchase.sure:
-        names = ", ".join(offer.cluster.name for offer in purchase.sure)
+    sure = (offer.cluster.name for offer in purchase.sure if _is_sure(purchase, offer))
+    if names := ", ".join(islice(sure, _NAMED)):
         return may + f"Within the goal over the whole range: {names}."
     none = f"No number of {chosen.cluster.instance.name} that was tried is within the goal over its whole range"
-    if purchase.affords and goal.days is not None:  # with another number of tokens, any deadline can be met
-        return may + f"{none}; --deadline {_rounded_down(goal.days / chosen.prediction.interval.high)}d leaves room."
-    return may + f"{none}."
+    return may + (f"{none}; --deadline {purchase.roomy} leaves room." if purchase.roomy else f"{none}.")
 
 
-def _rounded_down(value: float) -> str:
-    # Two significant digits. The 1e-9 keeps exact multiples, which division may put just below.
-    unit = 10.0 ** (floor(log10(value)) - 1)
-    return f"{floor(value / unit + 1e-9) * unit:.12g}"
+_NAMED = 3  # clusters in a sentence: the cheapest
+
+
+def _is_sure(purchase: Purchase, offer: Offer) -> bool:
+    """True if the plan of an offer's cluster, which may take another layout, is within the goal too."""
+    return purchase.range_goal.meets(Offer(offer.request, make_plan(offer.request).chosen).slow_end)

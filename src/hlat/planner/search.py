@@ -336,9 +336,10 @@ def fitting_positions(
 
     ``tried`` has every choice of what is kept for backward; ``order`` has positions, the most wanted first.
     """
-    # Of the layouts that differ only in what they keep for backward, the one that recomputes everything needs least
-    # memory. Where it does not fit, none of them does.
-    smallest = {_but_for_recomputation(one): one for one in tried if one.recompute == RECOMPUTE_POLICIES[-1]}
+    # Of the layouts that differ only in what they keep for backward, the one that recomputes most needs least
+    # memory (of a recipe's layouts, the one policy). Where it does not fit, none of them does.
+    by_need = sorted(tried, key=lambda one: RECOMPUTE_POLICIES.index(one.recompute))  # the last of equal keys is kept
+    smallest = {_but_for_recomputation(one): one for one in by_need}
     possible: dict[Hashable, bool] = {}
     checks = ExactChecks(request, limit)
 

@@ -19,9 +19,18 @@ from hlat.config import Recipe
 from hlat.data import Mixture, is_weighted, phase_weights, read_data_manifest
 from hlat.hardware import Cluster, load_catalog, parse_cluster
 from hlat.page import Html, bar_chart, duration, format_value, grid, paragraph, section, table
-from hlat.planner import LayoutPrediction, PlanQuestion, make_plan, price_kind, resolve_request
+from hlat.planner import (
+    LayoutPrediction,
+    PlanQuestion,
+    days_text,
+    make_plan,
+    price_kind,
+    resolve_request,
+    usd_words,
+)
 from hlat.reporting.run_record import RunRecord, active_seconds, shown
 from hlat.runtime.errors import DataError, HlatError
+from hlat.runtime.quantities import rounded_text, usd_text
 
 _GIB = 1 << 30
 _MOST_SOURCES = 24  # bars of a chart
@@ -51,7 +60,7 @@ def plan_section(run: RunRecord, machines: Machines | None) -> Html:
     else:
         cluster, priced = machines.resolve()
         price = None if priced is None else priced[1]
-        words = "no price is known" if priced is None else f"{format_value(priced[1])} USD per hour, {priced[0]}"
+        words = "no price is known" if priced is None else f"{usd_text(priced[1], 4)} per hour, {priced[0]}"
         contents.append(paragraph(f"Machines: {cluster.name}, {words}."))
         try:
             predicted = _predict_run(run, machines)
@@ -97,14 +106,14 @@ def _plan_rows(run: RunRecord, plan: LayoutPrediction | None, price: float | Non
     progress = measure_progress(run)
     elapsed, left, whole = progress.elapsed, progress.left, progress.whole
     planned: dict[str, float | None] = {}
+    said: dict[str, str] = {}  # medians with their ranges
     if plan is not None:
+        said = {"days of the whole run": days_text(plan), "USD of the whole run": usd_words(plan)}
         planned = {
             "time of a step": plan.step_seconds,
             "tokens per second": plan.tokens_per_second,
             "MFU": plan.mfu,
             "peak memory of a device": plan.peak_memory / _GIB,
-            "days of the whole run": plan.days,
-            "USD of the whole run": plan.cost_usd,
         }
     actual: list[tuple[str, float | None, Callable[[float], str]]] = [
         ("time of a step", progress.step_seconds, duration),
@@ -113,12 +122,15 @@ def _plan_rows(run: RunRecord, plan: LayoutPrediction | None, price: float | Non
         ("peak memory of a device", _divided(run.last("memory_bytes"), _GIB), "{:.2f} GiB".format),
         ("time so far", elapsed, duration),
         ("time to the end", left, duration),
-        ("days of the whole run", _divided(whole, _DAY), "{:.3g}".format),
+        ("days of the whole run", _divided(whole, _DAY), rounded_text),
     ]
     if price is not None:
         for name, seconds in (("so far", elapsed), ("to the end", left), ("of the whole run", whole)):
-            actual.append((f"USD {name}", _divided(seconds, _HOUR, price), "{:,.2f}".format))
-    return [(name, shown(planned.get(name), form), shown(value, form, "unknown")) for name, value, form in actual]
+            actual.append((f"USD {name}", _divided(seconds, _HOUR, price), usd_text))
+    return [
+        (name, said.get(name) or shown(planned.get(name), form), shown(value, form, "unknown"))
+        for name, value, form in actual
+    ]
 
 
 def _divided(value: float | None, divisor: float, factor: float = 1.0) -> float | None:

@@ -3,6 +3,7 @@
     "100M" --parse_whole--> 100_000_000        "3h" --parse_seconds--> 10_800.0
     "20GB" --parse_bytes--> 20_000_000_000     "80%" --parse_share--> 0.8
     13,712.4 --rounded_text, 3 digits--> "13,700"      1.6e11 --short_count--> "160B"
+    3.56e10, "Wh" --amount_text--> "35.6 GWh"          141,300 --usd_text--> "$141k"
 
 A text without a number and a unit is nobody's: the functions return None, and the caller says what it expected. A text
 with two meanings is refused, and the message names both. A number is never written with an exponent, which no unit goes
@@ -144,8 +145,27 @@ def rounded_text(value: float, digits: int = 3) -> str:
 
 def short_count(value: float) -> str:
     """Write a large number in three digits with its unit, as 1.2T, 300B or 350M."""
-    # Rounded to three digits, 0.9995 units are 1.
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
-        if value >= 0.9995 * size:
-            return f"{rounded_text(value / size)}{unit}"
-    return f"{value:,.0f}"
+    return _with_prefix(value, "MBT", 3) if value >= _LEAST * 1e6 else f"{value:,.0f}"
+
+
+def amount_text(value: float, unit: str, digits: int = 3) -> str:
+    """Write an amount with the prefix of its unit, as 35.6 GWh or 4.9 TB."""
+    text = _with_prefix(value, "kMGTP", digits)
+    return f"{text} {unit}" if text[-1].isdigit() else f"{text[:-1]} {text[-1]}{unit}"
+
+
+def usd_text(value: float, digits: int = 3) -> str:
+    """Write an amount of money, as $868, $141k or $1.2M; below ten thousand without a letter."""
+    return "$" + (rounded_text(value, digits) if value < _LEAST * 1e4 else _with_prefix(value, "kMBT", digits))
+
+
+_EXPONENTS = {"k": 3, "M": 6, "B": 9, "G": 9, "T": 12, "P": 15}
+_LEAST = 0.9995  # of a unit, which in three digits are 1
+
+
+def _with_prefix(value: float, prefixes: str, digits: int) -> str:
+    """Write a number in units of the largest of some prefixes of which there is at least one."""
+    for prefix in reversed(prefixes):
+        if value >= _LEAST * 10 ** _EXPONENTS[prefix]:
+            return rounded_text(value / 10 ** _EXPONENTS[prefix], digits) + prefix
+    return rounded_text(value, digits)

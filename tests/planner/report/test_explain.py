@@ -8,9 +8,11 @@ from itertools import pairwise
 import pytest
 import yaml
 
+import hlat
 from hlat.hardware import load_catalog, parse_cluster
 from hlat.model.counts import count_parameters, flops_per_token
-from hlat.planner.cost.calibration import shipped_interval, undecided_ratio
+from hlat.planner.cost.calibration import shipped_interval, sources_of_chip, undecided_ratio
+from hlat.planner.expected import days_text, two_digits
 from hlat.planner.plan import fits, layout_json, make_plan
 from hlat.planner.problem.layouts import parse_layout
 from hlat.planner.problem.question import PlanQuestion
@@ -23,9 +25,10 @@ from hlat.planner.report.comparison import (
     told_apart,
 )
 from hlat.planner.report.costs import cost_sentence
-from hlat.planner.report.explanation import compare, expectation, explain
+from hlat.planner.report.explanation import compare, expectation, explain, network_sentence
 from hlat.planner.report.html_report import chrome_trace, html_page, step_timeline
-from hlat.planner.search import predict_layout
+from hlat.planner.report.terminal import plan_lines
+from hlat.planner.search import TIE_TOLERANCE, predict_layout
 from tests.support.planner.requests import request_for
 
 
@@ -37,7 +40,8 @@ def hlat_7b():
 def test_the_numbers_of_a_plan_are_consistent(hlat_7b):
     content, request = hlat_7b.to_dict(), hlat_7b.request
     chosen, assumed = content["chosen"], content["assumptions"]
-    assert chosen["days"] * 86400 * chosen["goodput"] * chosen["tokens_per_second"] == pytest.approx(assumed["tokens"])
+    seconds = chosen["days"] / assumed["median_over_predicted"] * 86400
+    assert seconds * chosen["goodput"] * chosen["tokens_per_second"] == pytest.approx(assumed["tokens"])
     assert assumed["tokens"] == 20 * count_parameters(request.model).total
     flops = flops_per_token(request.model, 4096, "causal")
     assert chosen["mfu"] == pytest.approx(chosen["tokens_per_second"] * flops / (1024 * 190e12))  # chips of 190 TFLOP/s
@@ -160,13 +164,51 @@ def test_the_interval_of_the_family_is_told_everywhere(hlat_7b):
     """Trainium's factors of the shipped table, times the prediction: JSON, sentence, table of the page, whiskers."""
     one = shipped_interval("trainium", eight_bit=False)
     content, chosen = hlat_7b.to_dict()["chosen"], hlat_7b.chosen
-    for name in ("step_seconds", "days", "cost_usd"):
-        assert content[f"{name}_interval"] == [content[name] * one.low, content[name] * one.high]
-    low, high = f"{chosen.days * one.low:.2f}", f"{chosen.days * one.high:.1f}"  # two digits: about 0.9 and 1.3 days
-    assert f"{low} to {high} days" in expectation(hlat_7b.chosen)
-    text = html_page([hlat_7b])
-    assert f"{low}-{high}" in text and expectation(hlat_7b.chosen) in text
-    assert f"Cost: {cost_sentence(hlat_7b.request, hlat_7b.chosen)}." in text
+    assert content["step_seconds_interval"] == [chosen.step_seconds * one.low, chosen.step_seconds * one.high]
+    days = predict_layout(hlat_7b.request, chosen.candidate).days
+    assert content["days_interval"] == pytest.approx([days * one.low, days * one.high])
+    for name in ("days", "cost_usd"):
+        low, high = content[f"{name}_interval"]
+        assert content[name] / low == pytest.approx(one.median / one.low) and low < content[name] < high
+        assert high / low == pytest.approx(one.high / one.low)
+    said, text = expectation(hlat_7b.request, chosen), html_page([hlat_7b])
+    low, high = map(two_digits, content["days_interval"])
+    assert said.startswith(f"{two_digits(chosen.days)} days, {low} to {high}; $")
+    assert f"{low}-{high}" in text and said in text
+    assert f"Cost: {cost_sentence(hlat_7b.request, chosen)}." in text
+    assert f"trn1.32xlarge:64: {days_text(chosen)}" in next(iter(plan_lines([hlat_7b], 80)))
+
+
+def test_evidence_is_counted_by_chip():
+    """Trainium's sources are all of Trainium 1; those of cards are of several, and gave ranges, not constants."""
+    run = {"sequence": 4096, "global_batch": 64, "tokens": 10**9}
+    one, two, card = (
+        hlat.plan("llama-3.2-1b", name, **run) for name in ("trn1.32xlarge:1", "trn2.48xlarge:1", "8xrtx4090:1")
+    )
+    said = [expectation(plan.request, plan.chosen) for plan in (one, two, card)]
+    sources = shipped_interval("trainium", eight_bit=False).sources
+    assert f"{sources} of them of Trainium1" in said[0] and "none of them of Trainium2" in said[1]
+    assert f"{sources_of_chip('RTX 4090')} of them of RTX 4090" in said[2] and sources_of_chip("RTX 4090") > 0
+    assumed = "; ".join(card.request.assumed)
+    assert "constants of ampere chips: none were fitted to graphics" in assumed and "no published run" not in assumed
+
+
+def test_a_network_that_nobody_stated_is_shown_with_what_depends_on_it():
+    """The choice at a half and a quarter is that of the same question with the network stated so."""
+    run = {"sequence": 4096, "global_batch": 256, "tokens": 10**10}
+    plan = hlat.plan("llama-3.1-8b", "8xrtx4090:4", **run)
+    rate = plan.request.cluster.instance.network
+    for found, share in zip(plan.at_slower_networks, (0.5, 0.25), strict=True):
+        stated = hlat.plan("llama-3.1-8b", "8xrtx4090:4", network=f"{rate * share:g} GB/s", **run)
+        assert found.share == share and not stated.at_slower_networks
+        assert found.days == pytest.approx(stated.chosen.days, rel=TIE_TOLERANCE) and found.days > plan.chosen.days
+        kept = predict_layout(stated.request, plan.chosen.candidate).step_seconds
+        assert found.faster == pytest.approx(1 - stated.ranked[0].step_seconds / kept, abs=TIE_TOLERANCE)
+    line = network_sentence(plan)
+    assert f"{rate:g} GB/s" in line and "--network" in line and "at a half" in line and "at a quarter" in line
+    assert line in html_page([plan]) and len(plan.to_dict()["slower_networks"]) == 2
+    assert network_sentence(stated) == "" and not stated.to_dict()["assumptions"]["network_assumed"]
+    assert network_sentence(hlat.plan("llama-3.1-8b", "p5.48xlarge:1", **run)) == ""
 
 
 def test_clusters_that_are_too_close_are_named():

@@ -6,7 +6,7 @@ import hlat
 from hlat.planner.cost.calibration import undecided_ratio
 from hlat.planner.plan import TrainingPlan
 from hlat.planner.problem.layouts import candidates, layout_text, parse_layout
-from hlat.planner.report.terminal import WIDE, plan_lines
+from hlat.planner.report.terminal import WIDE, headline, plan_lines
 from tests.support.planner.requests import request_for
 
 
@@ -29,7 +29,7 @@ def test_a_narrow_table_has_at_most_80_columns_and_all_layouts(plans: list[Train
     assert max(map(len, lines)) <= 80
     for plan in plans:
         texts = [layout_text(one.candidate) for one in (plan.chosen, *plan.alternatives)]
-        start = lines.index(plan.request.cluster.name) + 2
+        start = lines.index(headline(plan)) + 2
         assert [line.split()[-1] for line in lines[start : start + len(texts)]] == texts
 
 

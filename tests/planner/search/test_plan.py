@@ -12,6 +12,7 @@ import yaml
 from hlat.config import load_recipe
 from hlat.hardware.catalog import FailureRate
 from hlat.planner.cost.calibration import undecided_ratio
+from hlat.planner.expected import outlook
 from hlat.planner.memory import estimate_rank_memory, rank_memory
 from hlat.planner.plan import fits, layout_json, make_plan, recipe_fragment
 from hlat.planner.problem.layouts import Candidate, candidates, layout_violations, parse_layout
@@ -90,7 +91,7 @@ def test_70b_does_not_fit_on_four_instances_as_the_paper_reports():
     with pytest.raises(HlatError) as refused:
         make_plan(request_for("llama-2-70b", "trn1.32xlarge:4"))
     words = str(refused.value)
-    assert "does not fit" in words and "trn1.32xlarge:5" in words and "USD" in words and "GiB" in words
+    assert "does not fit" in words and "trn1.32xlarge:5" in words and "; $" in words and "GiB" in words
 
 
 def test_the_memory_of_trainiums_runtime_agrees_with_the_runs_it_is_inferred_from():
@@ -340,7 +341,7 @@ def test_a_suggestion_agrees_with_the_plan_of_the_suggested_cluster():
     assert "p5.48xlarge:12" in words, "the fewest instances"
     request = request_for("llama-3-405b", "p5.48xlarge:12")
     suggested = make_plan(request).chosen
-    assert f"{suggested.cost_usd:,.0f} USD" in words and "p5en.48xlarge:11" in words and "bf16-sr" in words
+    assert f"GiB; {outlook(suggested)}." in words and "p5en.48xlarge:11" in words and "bf16-sr" in words
     # Each stage has 10 or 11 of 126 layers. Weights, gradients and moments: 16 bytes per parameter; 2 GiB runtime.
     matrices = 2 * 16384 * (16384 + 1024) + 3 * 16384 * 53248
     state = 16 * 11 * matrices / 8 / 2**30

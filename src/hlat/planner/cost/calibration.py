@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.resources import files
-from math import exp, hypot, log
+from math import exp, hypot, log, sqrt
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,7 @@ class RatioInterval:
     high: float
     sources: int  # of the family, which has several chips: those of trainium are of Trainium 1
     family: str = ""
+    middle: float | None = None  # median of the same runs, if the table has it
 
     @property
     def deviation(self) -> float:
@@ -87,6 +88,15 @@ class RatioInterval:
     def of(self, predicted: float) -> tuple[float, float]:
         """Interval of a predicted time, or of what is proportional to it."""
         return predicted * self.low, predicted * self.high
+
+    @property
+    def median(self) -> float:
+        """Ratio above which as many runs are expected as below; without a figure, the interval's middle logarithm."""
+        return self.middle or sqrt(self.low * self.high)
+
+    def around(self, median: float) -> tuple[float, float]:
+        """Interval of a time whose median is given, instead of its prediction."""
+        return self.of(median / self.median)
 
     def widened(self, spread: float) -> "RatioInterval":
         # A further standard deviation of the logarithm, in quadrature.
@@ -108,8 +118,13 @@ def shipped_interval(family: str, *, eight_bit: bool) -> RatioInterval:
     """Interval of a chip family and precision; the pooled one, widened, without published runs."""
     table = _intervals_content()["intervals"]
     entry = table.get(family + " fp8" * eight_bit, table["pooled"])
-    found = RatioInterval(entry["low"], entry["high"], entry["sources"], family)
+    found = RatioInterval(entry["low"], entry["high"], entry["sources"], family, entry.get("median"))
     return found if found.sources else found.widened(CHIP_FAMILIES.get(family, CHIP_FAMILIES["measured"]).spread)
+
+
+def sources_of_chip(name: str) -> int:
+    """Number of published sources with runs on a chip of the catalog, which its family may have more of."""
+    return int(_intervals_content()["chips"].get(name, 0))
 
 
 def undecided_ratio() -> float:

@@ -171,7 +171,10 @@ def parallel_section(
 
 
 def candidates(request: PlanRequest) -> Iterator[Candidate]:
-    """Yield every valid layout: all degrees, schedules, ZeRO stages, micro-batches and recomputation policies."""
+    """Yield every valid layout: all degrees, schedules, ZeRO stages, micro-batches and recomputation policies.
+
+    Of a recipe's run, only its micro-batch and policy, unless the question asks to search.
+    """
     for tensor, pipeline, context in _degrees(request):
         data = request.cluster.devices // (tensor * pipeline * context)
         if request.global_batch % data:
@@ -180,14 +183,15 @@ def candidates(request: PlanRequest) -> Iterator[Candidate]:
         sharding = [(zero, 1) for zero in _zero_stages(request, pipeline, data * context)]
         if pipeline == 1 and data > 1:
             sharding += [(3, count) for count in _replicas(request, tensor * context, data)]
-        micros = [micro for micro in _MICRO_BATCHES if sequences_per_rank % micro == 0]
+        sizes = _MICRO_BATCHES if request.micro_batch is None else (request.micro_batch,)
+        micros = [micro for micro in sizes if sequences_per_rank % micro == 0]
         for (virtual, schedule), (zero, count) in product(_schedules(request, pipeline), sharding):
             parallel = parallel_section(tensor, pipeline, context, virtual, schedule, zero, count)
             keeping = None
             if parallel.gathers_again:
                 keeping = parallel_section(tensor, pipeline, context, virtual, schedule, zero, count, "never")
             for candidate in _valid(request, [Candidate(parallel, data, micro, "none") for micro in micros]):
-                yield from _kept_activations(candidate, keeping)
+                yield from _kept_activations(candidate, keeping, request.recompute)
 
 
 def _valid(request: PlanRequest, layouts: Sequence[Candidate]) -> Iterator[Candidate]:
@@ -213,14 +217,16 @@ def _valid(request: PlanRequest, layouts: Sequence[Candidate]) -> Iterator[Candi
             yield candidate
 
 
-def _kept_activations(candidate: Candidate, keeping: ParallelConfig | None) -> Iterator[Candidate]:
+def _kept_activations(
+    candidate: Candidate, keeping: ParallelConfig | None, policies: Sequence[RecomputePolicy]
+) -> Iterator[Candidate]:
     """Yield a layout with every choice of what is kept for backward; ``keeping`` keeps gathered inputs."""
     parallel, data, micro = candidate.parallel, candidate.data, candidate.micro_batch
     # Gathered inputs are kept only where everything is: gathering them again frees more memory in less time than
     # recomputing attention.
-    if keeping is not None:
+    if keeping is not None and candidate.recompute in policies:
         yield Candidate(keeping, data, micro, candidate.recompute)
-    for recompute in RECOMPUTE_POLICIES:
+    for recompute in policies:
         yield Candidate(parallel, data, micro, recompute)
 
 
@@ -312,7 +318,7 @@ def _replicas(request: PlanRequest, model_ranks: int, data: int) -> list[int]:
 
 
 def layout_text(layout: Candidate) -> str:
-    """Write a layout as ``parse_layout`` reads it, without its defaults."""
+    """Write a layout as ``parse_layout`` reads it, without the defaults of a model that is no recipe."""
     words = [f"tp={layout.tensor}"] * (layout.tensor > 1) + [f"pp={layout.pipeline}"] * (layout.pipeline > 1)
     words += [f"cp={layout.context}"] * (layout.context > 1) + [f"vpp={layout.virtual}"] * (layout.virtual > 1)
     words += [f"zero={layout.zero}"] * (layout.zero != 1) + [f"rep={layout.replicas}"] * (layout.replicas > 1)
@@ -327,8 +333,8 @@ def layout_text(layout: Candidate) -> str:
 def parse_layout(text: str, request: PlanRequest, option: str = "--layout") -> Candidate:
     """Parse a layout such as ``tp=8,pp=1``; errors name ``option``.
 
-    Defaults: degrees 1, data parallelism over the remaining devices, ZeRO 1, micro-batch 1, 1F1B, no recomputation, but
-    inputs that sequence parallelism gathers are gathered again in backward.
+    Defaults: degrees 1, data parallelism over the remaining devices, ZeRO 1, 1F1B, micro-batch and recomputation of the
+    recipe, else 1 and none, but inputs that sequence parallelism gathers are gathered again in backward.
 
     Raises:
         PlanError: malformed text, an unknown name or value, or a layout that fails a check.
@@ -343,12 +349,12 @@ def parse_layout(text: str, request: PlanRequest, option: str = "--layout") -> C
             f"not the number of devices of {request.cluster.name}, {request.cluster.devices}. Give degrees whose "
             f"product divides it, as in tp={_largest_divisor(request.cluster.devices, degrees[0])}"
         )
-    recompute: RecomputePolicy = values.get("recompute", "none")
+    recompute: RecomputePolicy = values.get("recompute", request.recompute[0])
     schedule: Schedule = values.get("schedule", "interleaved-1f1b" if values.get("virtual", 1) > 1 else "1f1b")
     virtual, zero = values.get("virtual", default_virtual_stages(schedule)), values.get("zero", 1)
     gather_again = values.get("gather_again", "auto")
     parallel = parallel_section(*degrees, virtual, schedule, zero, values.get("replicas", 1), gather_again)
-    candidate = Candidate(parallel, data, values.get("micro_batch", 1), recompute)
+    candidate = Candidate(parallel, data, values.get("micro_batch", request.micro_batch or 1), recompute)
     reasons = layout_violations(request, candidate)
     if reasons:
         listed = "\n".join(f"  {reason}" for reason in reasons)

@@ -30,16 +30,17 @@ from hlat.config import (
     model_section,
     preset_called,
 )
-from hlat.hardware import Chip, Cluster, PriceKind, Site
+from hlat.hardware import Chip, Cluster, PriceKind, Site, load_catalog
 from hlat.model import count_parameters
 from hlat.planner.problem.question import PlanQuestion
-from hlat.planner.problem.workload import borrowed_constants
+from hlat.planner.problem.workload import RECOMPUTE_POLICIES, RecomputePolicy, borrowed_constants
 from hlat.precision import AUTO, MODES, resolve_mode
 from hlat.runtime.errors import HardwareError, PlanError
 from hlat.runtime.quantities import short_count
 
 _ADAMW = AdamWConfig()
 _SITE = Site()
+_NOT_ASKED = PlanQuestion()
 _TOKENS_PER_PARAMETER = 20  # default budget: Hoffmann et al. 2022, table 3
 _DEFAULT_TOKENS_PER_STEP = 4 << 20  # as in HLAT and LLaMA
 
@@ -63,6 +64,27 @@ class PlanRequest:
     site: Site = _SITE  # file system and power overhead
     tokens_assumed: bool = False  # neither options nor a recipe say how many tokens
     deterministic: bool | None = None  # run.deterministic; None for auto
+    asked: PlanQuestion = _NOT_ASKED  # the question that it answers, if it came from one
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Sequences of a data-parallel rank, as the recipe has them; None if they are searched."""
+        return None if self.recipe is None or self.asked.search else self.recipe.batch.micro_batch
+
+    @property
+    def recompute(self) -> tuple[RecomputePolicy, ...]:
+        """Policies of activation checkpointing: the recipe's, or all that are searched."""
+        written = None if self.recipe is None or self.asked.search else self.recipe.memory.activation_checkpointing
+        # A memory budget is not predicted: a plan takes one of the policies instead.
+        return tuple(policy for policy in RECOMPUTE_POLICIES if policy == written) or RECOMPUTE_POLICIES
+
+    @property
+    def network_is_assumed(self) -> bool:
+        """True if the rate between several instances is the catalog's, and nobody stated it."""
+        if self.cluster.count == 1 or self.asked.network is not None:
+            return False
+        known = load_catalog().instance(self.cluster.instance.name)
+        return self.asked.hardware is None or (known is not None and known.network == self.cluster.instance.network)
 
     @property
     def tokens_per_step(self) -> int:
@@ -121,8 +143,8 @@ def resolve_request(question: PlanQuestion, cluster: Cluster, price: PriceKind |
     mode = resolve_mode(requested, has_fast_bf16(cluster.chip))
     if requested == AUTO:
         assumed.append(f"precision {mode}, which is what precision.mode=auto is on {cluster.chip.name} (--precision)")
-    borrowed = borrowed_constants(cluster.chip.family or "measured")
-    assumed += [borrowed] if borrowed else []
+    if borrowed := borrowed_constants(cluster.chip.family or "measured"):
+        assumed.append(borrowed)
     if mode == "fp8" and cluster.chip.flops("float8") is None:  # from a recipe; _problems checks the option
         raise PlanError(f"precision.mode fp8: {cluster.chip.name} does not support fp8 products; use --precision mixed")
     if ramp:
@@ -147,6 +169,7 @@ def resolve_request(question: PlanQuestion, cluster: Cluster, price: PriceKind |
         question.site,
         tokens_assumed,
         None if recipe is None else recipe.run.determinism,
+        question,
     )
 
 

@@ -34,6 +34,7 @@ class ChipFamily:
     spread: float = 0.0  # standard deviation of the log of the step time that borrowed constants add
     compiled: bool = False  # a compiler builds complete programs for its chips
     first_kernels: bool = False  # torch has no FlashAttention 2 for its chips
+    own_products: bool = False  # published runs gave the rate of its products, and nothing else
 
     @property
     def lookup(self) -> tuple[str, ...]:
@@ -53,9 +54,18 @@ CHIP_FAMILIES = {
         ChipFamily("trainium", compiled=True),
         ChipFamily("tpu", compiled=True),
         ChipFamily("measured"),
-        ChipFamily("volta", "ampere", "tensor cores of the generations before", _SAME_MAKER, first_kernels=True),
+        ChipFamily(
+            "volta",
+            "ampere",
+            "tensor cores of the generations before",
+            _SAME_MAKER,
+            first_kernels=True,
+            own_products=True,
+        ),
         ChipFamily("graphics", "ampere", "the same tensor-core instructions, on GDDR memory", _SAME_MAKER),
-        ChipFamily("cdna", "hopper", "a GPU with the same kind of kernels, by another maker", _OTHER_MAKER),
+        ChipFamily(
+            "cdna", "hopper", "a GPU with the same kind of kernels, by another maker", _OTHER_MAKER, own_products=True
+        ),
         ChipFamily("xe", "ampere", "a GPU with the same kind of kernels, by another maker", _OTHER_MAKER),
         ChipFamily("gaudi", "tpu", "few large matrix units behind a graph compiler", _OTHER_MAKER, compiled=True),
     )
@@ -71,7 +81,8 @@ def borrowed_constants(family: str) -> str:
     found = CHIP_FAMILIES[family]
     if not found.like:
         return ""
-    return f"no published run of this chip family ({family}) was used: constants of {found.like} ({found.reason})"
+    fitted = "only the rate of products was" if found.own_products else "none were"
+    return f"constants of {found.like} chips: {fitted} fitted to {family} chips ({found.reason})"
 
 
 Column = NDArray[np.float64]

@@ -11,6 +11,7 @@ from typing import Any
 
 from hlat.hardware import parse_cluster
 from hlat.planner.cost.calibration import ratio_between, undecided_ratio
+from hlat.planner.expected import outlook
 from hlat.planner.plan import TrainingPlan, fits, make_plan
 from hlat.planner.problem.layouts import parse_layout
 from hlat.planner.problem.question import PlanQuestion, RankBy
@@ -129,8 +130,7 @@ def _share(best: TrainingPlan, other: TrainingPlan, by: RankBy) -> str:
 
 def _terms(plan: TrainingPlan) -> str:
     kind = plan.request.cluster.price(plan.request.price)
-    price = "" if kind is None else f" and {plan.chosen.cost_usd:,.0f} USD ({kind[0]})"
-    return f"{plan.chosen.days:,.1f} days{price}"
+    return outlook(plan.chosen) + ("" if kind is None else f" ({kind[0]})")
 
 
 @dataclass(frozen=True)

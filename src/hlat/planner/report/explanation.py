@@ -4,9 +4,11 @@ TrainingPlan --plan_words--> (sentence, indentation of its further lines), the m
 |-- explain          reasons of the layout, drawbacks of the next best, links that each axis uses
 |       '-- message_times: seconds of one message by axis, by the cost model: "0.41 ms (162 GB/s)"
 |-- comparison_with  another layout
-|-- expectation      range of days and cost in which 4 of 5 runs are expected
+|-- expectation      median and range of days and cost, and the evidence for it
+|-- recipe_sentence  settings of the recipe that the plan would change
+|-- network_sentence the choice at a half and a quarter of a network that nobody stated
 |-- cost_sentence, price_sentence (costs.py)
-|-- energy_sentence  "up to 12.4 MWh: ..."
+|-- energy_sentence  "35.6 GWh, 25 to 52 GWh at most: ..."
 '-- storage_sentence "80 GB at 64 GB/s: a save is durable after ...; a restart takes ..."
 """
 
@@ -14,18 +16,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hlat.hardware import HOST_SHARE
-from hlat.planner.cost.calibration import load_constants
+from hlat.planner.cost.calibration import load_constants, sources_of_chip
 from hlat.planner.cost.comm_time import comm_times
 from hlat.planner.cost.goodput import DETECTION_SECONDS, STORE_RATE_LIMIT, STORE_RATE_PER_INSTANCE, storage_rate
 from hlat.planner.cost.step_counts import exchanged_bytes
+from hlat.planner.expected import energy_words, outlook, two_digits
 from hlat.planner.plan import DeterminismCost, TrainingPlan, fits, format_number
-from hlat.planner.problem.layouts import Candidate
+from hlat.planner.problem.layouts import Candidate, layout_text
 from hlat.planner.problem.request import PlanRequest
 from hlat.planner.problem.workload import rank_weights
 from hlat.planner.report.costs import cost_sentence, price_sentence
 from hlat.planner.search import TIE_TOLERANCE, LayoutPrediction, workload_columns
 from hlat.precision import MODES
-from hlat.runtime.quantities import rounded_text
+from hlat.runtime.quantities import amount_text, rounded_text
 from hlat.runtime.terminal import plural
 
 _GIB = 1 << 30
@@ -41,9 +44,13 @@ def plan_words(plan: TrainingPlan, explained: bool, other: LayoutPrediction | No
     machines = f"{cluster.count:,} instances of {plural(cluster.instance.chips, 'chip')}, " if cluster.count > 1 else ""
     devices = f"{cluster.devices:,} device{'s' if cluster.devices > 1 else ''}"
     yield f"{request.name} on {cluster.name}: {machines}{devices}, {steps}, precision {request.mode}", 2
+    yield f"  expect     {expectation(request, plan.chosen)}", 13
     for one in request.assumed:
         yield f"  assumed    {one}", 13
-    yield f"  expect     {expectation(plan.chosen)}", 13
+    if recipe := recipe_sentence(plan):
+        yield f"  recipe     {recipe}", 13
+    if network := network_sentence(plan):
+        yield f"  network    {network}", 13
     if plan.determinism is not None:
         yield f"  attention  {_determinism_sentence(plan.determinism)}", 13
     yield f"  price      {price_sentence(request)}", 13
@@ -110,24 +117,43 @@ def explain(plan: TrainingPlan) -> list[str]:
     return lines
 
 
-def expectation(chosen: LayoutPrediction) -> str:
-    """The 80 % interval of the run's duration and cost, and the evidence that it rests on."""
-    low, high = map(_two_digits, chosen.interval.of(chosen.days))
-    money = ""
-    if chosen.cost_usd is not None:
-        money = " and {} to {} USD".format(*map(_two_digits, chosen.interval.of(chosen.cost_usd)))
-    sources, family = chosen.interval.sources, chosen.interval.family
-    evidence = f"{plural(sources, 'published source')} of {family} chips" if sources else "other chips only"
-    return f"{low} to {high} days{money} in 4 of 5 runs, by {evidence}"
+def expectation(request: PlanRequest, chosen: LayoutPrediction) -> str:
+    """Median and 80 % interval of the run's duration and cost, and the evidence that they rest on."""
+    sources, family, chip = chosen.interval.sources, chosen.interval.family, request.cluster.chip.name
+    evidence = "other chips only: no source of this kind is published"
+    if sources:
+        # The sources of a chip are counted in any precision, those of an interval in one.
+        of_chip = min(sources, sources_of_chip(chip))
+        known = "in fp8" if request.mode == "fp8" else f"{of_chip or 'none'} of them of {chip}"
+        evidence = f"{plural(sources, 'published source')} of {family} chips, {known}"
+    ratio = chosen.interval.median
+    slower = (
+        "" if abs(ratio - 1) < _SAME else f"; in the median, runs take {two_digits(ratio)} times the step of the model"
+    )
+    return f"{outlook(chosen)}; the ranges are of 4 of 5 runs, by {evidence}{slower}"
 
 
-def interval_text(planned: LayoutPrediction, value: float) -> str:
-    """The 80 % interval of a predicted duration or cost."""
-    return "-".join(map(_two_digits, planned.interval.of(value)))
+_SAME = 0.01  # share below which a median is the model's own step, and a layout as fast as another
 
 
-def _two_digits(value: float) -> str:
-    return f"{value:#.2g}" if 0.1 <= value < 9.95 else rounded_text(value, 2)  # 3.0 rather than 3
+def recipe_sentence(plan: TrainingPlan) -> str:
+    """Settings of the recipe that the plan would change; empty without any."""
+    changes = (f"{name} {old} to {new}" for name, (old, new) in plan.changes.items())
+    listed = ", ".join(changes)
+    return f"would change in your recipe: {listed}" if listed else ""
+
+
+def network_sentence(plan: TrainingPlan) -> str:
+    """Say that nobody stated the network, and how the choice depends on it; empty where it was stated or is unused."""
+    request = plan.request
+    if not request.network_is_assumed:
+        return ""
+    rate = f"{amount_text(request.cluster.network_rate, 'B/s')} of an instance by the catalog (--network states yours)"
+    words = []
+    for one in plan.at_slower_networks:
+        changed = f"{layout_text(one.layout)} is {one.faster:.0%} faster" if one.faster >= _SAME else "the same layout"
+        words.append(f"at {'a half' if one.share == 0.5 else 'a quarter'} {changed}, {two_digits(one.days)} days")
+    return "; ".join([rate, *words])
 
 
 def compare(chosen: LayoutPrediction, other: LayoutPrediction) -> str:
@@ -223,7 +249,7 @@ class MessageTime:
 
     def __str__(self) -> str:
         time = f"{self.seconds:.2f} s" if self.seconds >= 1 else f"{rounded_text(1000 * self.seconds)} ms"
-        return f"{time} ({rounded_text(self.rate / 1e9)} GB/s)" if self.bytes else time
+        return f"{time} ({amount_text(self.rate, 'B/s')})" if self.bytes else time
 
 
 def message_times(request: PlanRequest, layout: Candidate) -> dict[str, MessageTime]:
@@ -247,13 +273,6 @@ def message_times(request: PlanRequest, layout: Candidate) -> dict[str, MessageT
     return {name: MessageTime(float(getattr(times, name)[0]), size) for name, size in sizes.items()}
 
 
-def energy_text(kwh: float | None) -> str:
-    """Amount of energy with its unit; empty if it is not known."""
-    if kwh is None:
-        return ""
-    return f"{rounded_text(kwh / 1000)} MWh" if kwh >= 1000 else f"{rounded_text(kwh)} kWh"
-
-
 def energy_sentence(request: PlanRequest, prediction: LayoutPrediction) -> str:
     """Energy of the run, and what it assumes."""
     chip, site = request.cluster.chip, request.site
@@ -261,22 +280,19 @@ def energy_sentence(request: PlanRequest, prediction: LayoutPrediction) -> str:
         return f"not known: no power limit of {chip.name} is published"
     building = f"PUE {site.pue:g}" + ("" if site.pue_given else ", Amazon's mean of 2025 (--pue)")
     return (
-        f"at most about {energy_text(prediction.kwh)}: every chip at its limit of {chip.power.watts:,.0f} W all the "
-        f"time, {HOST_SHARE:.0%} more for hosts and network, {building}"
+        f"at most about {energy_words(prediction)}: every chip at its limit of {chip.power.watts:,.0f} W all the time, "
+        f"{HOST_SHARE:.0%} more for hosts and network, {building}"
     )
-
-
-_GB = 1e9
 
 
 def storage_text(request: PlanRequest) -> str:
     """Rate of the file system, and where it comes from."""
-    rate = storage_rate(request.cluster, request.site.storage) / _GB
+    rate = amount_text(storage_rate(request.cluster, request.site.storage), "B/s")
     if request.site.storage is not None:
-        return f"{rounded_text(rate)} GB/s, by --storage {request.site.storage}"
+        return f"{rate}, by --storage {request.site.storage}"
     return (
-        f"{rounded_text(rate)} GB/s, assumed: {STORE_RATE_PER_INSTANCE / _GB:g} GB/s for each instance, at most "
-        f"{STORE_RATE_LIMIT / _GB:,.0f} in all (--storage)"
+        f"{rate}, assumed: {amount_text(STORE_RATE_PER_INSTANCE, 'B/s')} for each instance, at most "
+        f"{amount_text(STORE_RATE_LIMIT, 'B/s')} in all (--storage)"
     )
 
 
@@ -284,7 +300,7 @@ def storage_sentence(request: PlanRequest, prediction: LayoutPrediction) -> str:
     """Duration of a save and of a restart, and what they lose."""
     one = prediction.reliability
     return (
-        f"{rounded_text(one.saved_bytes / _GB)} GB at {storage_text(request)}: a save is durable after "
+        f"{amount_text(one.saved_bytes, 'B')} at {storage_text(request)}: a save is durable after "
         f"{_seconds(one.writing)} and stalls {_seconds(one.stall)}; a restart takes {_seconds(one.restart)} "
         f"({_seconds(DETECTION_SECONDS)} to be noticed, {_seconds(one.start_up)} to start, {_seconds(one.writing)} to "
         f"load); goodput {prediction.goodput:.1%}"

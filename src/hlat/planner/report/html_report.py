@@ -27,16 +27,17 @@ from hlat.page import (
     text,
 )
 from hlat.planner.cost.step_time import Timeline
+from hlat.planner.expected import interval_text, median_days, median_energy, median_usd
 from hlat.planner.plan import TrainingPlan, layout_json
 from hlat.planner.problem.devices import comparison_note
 from hlat.planner.report.comparison import comparison_lines, pareto_front_of_plans
 from hlat.planner.report.costs import cost_sentence, price_sentence
 from hlat.planner.report.explanation import (
     energy_sentence,
-    energy_text,
     expectation,
     explain,
-    interval_text,
+    network_sentence,
+    recipe_sentence,
     storage_sentence,
 )
 from hlat.planner.search import LayoutPrediction, timeline
@@ -67,11 +68,14 @@ def _sections(plan: TrainingPlan) -> list[Html]:
     )
     note = comparison_note(plan.request)
     elements = [
+        paragraph(f"{expectation(plan.request, chosen)}."),
         *([paragraph(f"This plan is {note}.")] if note else []),
+        *(paragraph(f"It {recipe}.") for recipe in [recipe_sentence(plan)] if recipe),
+        *(paragraph(f"Network: {network}.") for network in [network_sentence(plan)] if network),
         *map(paragraph, explain(plan)),
         paragraph(
-            f"Expect {expectation(chosen)}. Price: {price_sentence(plan.request)}. Cost: "
-            f"{cost_sentence(plan.request, chosen) or 'not known'}. Energy: "
+            f"Price: {price_sentence(plan.request)}. "
+            f"Cost: {cost_sentence(plan.request, chosen) or 'not known'}. Energy: "
             f"{energy_sentence(plan.request, chosen)}. Saves: {storage_sentence(plan.request, chosen)}. "
             "Memory: published readings of other programs, which nothing "
             f"was fitted to, are {_MEMORY_ERROR:.0%} off in the median; hlat's own processes are within 8 % on CPUs, "
@@ -108,8 +112,8 @@ def _front(plans: Sequence[TrainingPlan]) -> Html:
                 cluster,
                 f"{plan.request.cluster.name}: {prediction.candidate}",
                 prediction is plan.chosen,
-                prediction.interval.of(1),
-                ends or prediction.interval.of(1),
+                prediction.interval.around(1),
+                ends or prediction.interval.around(1),
             )
             for cluster, plan, prediction in every
         ]
@@ -132,7 +136,7 @@ def _layout_table(plan: TrainingPlan) -> Html:
         "GiB",
         "days",
         "4 of 5 runs",
-        "USD",
+        "cost",
         "energy",
         "goodput",
         "may be fastest",
@@ -151,10 +155,10 @@ def _layout_row(plan: TrainingPlan, prediction: LayoutPrediction) -> tuple[str, 
         f"{content['tokens_per_second_per_chip']:,.0f}",
         f"{prediction.mfu:.1%}",
         f"{content['memory_gib']:.1f}",
-        f"{prediction.days:,.1f}",
+        median_days(prediction),
         interval_text(prediction, prediction.days),
-        "" if prediction.cost_usd is None else f"{prediction.cost_usd:,.0f}",
-        energy_text(prediction.kwh),
+        median_usd(prediction),
+        median_energy(prediction),
         f"{prediction.goodput:.1%}",
         "yes" if tied else "",
     )

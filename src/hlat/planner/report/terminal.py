@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hlat.planner.cost.calibration import undecided_ratio
+from hlat.planner.expected import interval_text, median_days, median_energy, median_usd, outlook
 from hlat.planner.plan import TrainingPlan, format_number, layout_json
 from hlat.planner.problem.devices import comparison_note
 from hlat.planner.problem.layouts import layout_text
 from hlat.planner.report.comparison import pareto_front_of_plans
-from hlat.planner.report.explanation import energy_text, interval_text
 from hlat.planner.search import TIE_TOLERANCE, LayoutPrediction
 
 WIDE = 140
@@ -57,20 +57,20 @@ _STEP: dict[str, Cell] = {"step s": lambda planned, said: format_number(planned.
 _SPEED: dict[str, Cell] = {"tok/s/chip": lambda planned, said: f"{said['tokens_per_second_per_chip']:,.0f}"}
 _RUN: dict[str, Cell] = {
     "MFU": lambda planned, said: f"{planned.mfu:.1%}",
-    "days": lambda planned, said: format_number(planned.days),
-    "USD": lambda planned, said: "" if planned.cost_usd is None else format_number(planned.cost_usd, 0),
+    "days": lambda planned, said: median_days(planned),
+    "4 of 5": lambda planned, said: interval_text(planned, planned.days),
+    "cost": lambda planned, said: median_usd(planned),
 }
-_LIKELY: dict[str, Cell] = {"days, 4 of 5": lambda planned, said: interval_text(planned, planned.days)}
 _GOODPUT: dict[str, Cell] = {"goodput": lambda planned, said: f"{planned.goodput:.1%}"}
-_ENERGY: dict[str, Cell] = {"energy": lambda planned, said: energy_text(planned.kwh)}
+_ENERGY: dict[str, Cell] = {"energy": lambda planned, said: median_energy(planned)}
 _SHORT: dict[str, Cell] = {"layout": lambda planned, said: layout_text(planned.candidate)}
 
-_WIDE = _LAYOUT | _GIB | _STEP | _SPEED | _RUN | _LIKELY | _GOODPUT
+_WIDE = _LAYOUT | _GIB | _STEP | _SPEED | _RUN | _GOODPUT
 _NARROW = _GIB | _STEP | _RUN | _SHORT
 _SUMMARY: dict[str, Cell] = {
     "days": _RUN["days"],
-    "4 of 5": _LIKELY["days, 4 of 5"],
-    "USD": _RUN["USD"],
+    "4 of 5": _RUN["4 of 5"],
+    "cost": _RUN["cost"],
     **_ENERGY,
     **_SHORT,
 }
@@ -88,15 +88,23 @@ def plan_lines(plans: Sequence[TrainingPlan], columns: int, *, layouts: bool = T
             yield from wrapped(mark, columns, 2)
         return
     if columns >= WIDE:
+        for plan in plans:
+            yield from wrapped(headline(plan), columns, 2)
+        yield ""
         rows = [row for plan in plans for row in _rows(plan, _WIDE, front, named=True)]
         yield from table_lines([["", "cluster", *_WIDE], *rows], columns)
     else:
         for plan in plans:
-            yield plan.request.cluster.name
+            yield from wrapped(headline(plan), columns, 2)
             yield from table_lines([["", *_NARROW], *_rows(plan, _NARROW, front, named=False)], columns)
     yield ""
     for mark in [*_notes(plans), *_marks(plans, len(front))]:
         yield from wrapped(mark, columns, 2)
+
+
+def headline(plan: TrainingPlan) -> str:
+    """The answer of a plan: median and range of its days and cost."""
+    return f"{plan.request.cluster.name}: {outlook(plan.chosen)}, in 4 of 5 runs"
 
 
 def _summary(plans: Sequence[TrainingPlan]) -> Iterator[list[str]]:
