@@ -14,7 +14,7 @@ from hlat.planner.offers import parse_goal
 RUN = ["--seq", "4096", "--global-batch", "512", "--precision", "mixed"]
 QUESTIONS = [
     "--model llama-3.2-1b --chips p5.48xlarge --tokens 100B --deadline 7.5d --budget 48000",
-    "--model llama-3.2-1b --chips p5.48xlarge --budget 5k --deadline 3d",
+    "--model llama-3.2-1b --chips p5.48xlarge --budget 6k --deadline 3d",
 ]
 MORE_QUESTIONS = [
     "--model llama-3.1-70b --cluster p5.48xlarge:1 --tokens 10B",

@@ -46,13 +46,13 @@ def test_a_range_beyond_the_deadline_is_told_with_a_deadline_that_leaves_room(pu
     assert line.startswith(f"{risky.chosen.cluster.name} may miss the deadline: ") and "budget" not in line
     assert risky.sure == () and purchase_json(risky)["sure"] == [] and "--" not in line
     found = hlat.choose_cluster(
-        "llama-3.2-1b", chips="p5.48xlarge", deadline="3d", budget="5k", **MODEL | {"tokens": None}
+        "llama-3.2-1b", chips="p5.48xlarge", deadline="3d", budget="6k", **MODEL | {"tokens": None}
     )
     assert found.affords and not found.sure and f"--deadline {found.roomy} leaves room." in told(found)
     again = hlat.choose_cluster(
-        "llama-3.2-1b", chips="p5.48xlarge", deadline=found.roomy, budget="5k", **MODEL | {"tokens": None}
+        "llama-3.2-1b", chips="p5.48xlarge", deadline=found.roomy, budget="6k", **MODEL | {"tokens": None}
     )
-    assert 2 < again.chosen.slow_end.days <= 3 and again.chosen.request.tokens < found.chosen.request.tokens
+    assert found.chosen.slow_end.days > 3 >= again.chosen.slow_end.days
 
 
 def test_a_deadline_at_risk_has_a_number_of_instances_that_keeps_it(purchase: Purchase) -> None:
@@ -79,7 +79,7 @@ def test_offers_that_are_sure_are_named(purchase: Purchase) -> None:
 def test_a_range_beyond_the_budget_is_told_unless_the_budget_chose_the_tokens(purchase: Purchase) -> None:
     usd = max(offer.usd for offer in purchase.rows) * 1.001
     risky = with_goal(purchase, None, usd)
-    assert "may miss the budget: " in told(risky) and "k in 4 of 5 runs" in told(risky)
+    assert "may miss the budget: " in told(risky) and " in 4 of 5 runs" in told(risky)
     assert told(replace(risky, affords=True)) == ""
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 import hlat
-from hlat.planner.expected import two_digits
 from hlat.planner.plan import make_plan
 from hlat.planner.problem.layouts import parse_layout
 from hlat.planner.report.explanation import energy_sentence, explain, message_times, storage_sentence
 from hlat.planner.search import predict_layout
+from hlat.runtime.quantities import amount_text
 from tests.support.planner.requests import request_for
 
 
@@ -71,7 +71,7 @@ def test_energy_and_storage_are_those_of_the_prediction() -> None:
     chosen, said = plan.chosen, plan.assumptions()
     watts = 32 * said["chip_watts"] * (1 + said["host_share_of_power"]) * 1.5
     assert plan.to_dict()["chosen"]["energy_kwh"] == pytest.approx(chosen.days * 24 * watts / 1000)
-    assert f"about {two_digits(chosen.kwh / 1000)} MWh, " in energy_sentence(plan.request, chosen)
+    assert f"about {amount_text(1000 * chosen.kwh, 'Wh', 2)}, " in energy_sentence(plan.request, chosen)
     assert said["save_durable_after_seconds"] == pytest.approx(said["checkpoint_bytes"] / 1e9, abs=0.1)
     assert said["restart_seconds"] == pytest.approx(
         said["failure_noticed_after_seconds"] + said["start_up_seconds"] + said["save_durable_after_seconds"], abs=0.2

@@ -66,7 +66,8 @@ _ENERGY: dict[str, Cell] = {"energy": lambda planned, said: median_energy(planne
 _SHORT: dict[str, Cell] = {"layout": lambda planned, said: layout_text(planned.candidate)}
 
 _WIDE = _LAYOUT | _GIB | _STEP | _SPEED | _RUN | _GOODPUT
-_NARROW = _GIB | _STEP | _RUN | _SHORT
+# The ranges of all layouts are in one ratio to their medians: the headline has that of the choice.
+_NARROW = _GIB | _STEP | {head: cell for head, cell in _RUN.items() if head != "4 of 5"} | _SHORT
 _SUMMARY: dict[str, Cell] = {
     "days": _RUN["days"],
     "4 of 5": _RUN["4 of 5"],
