@@ -45,7 +45,7 @@ SURFACE = {
     "plan": {
         "--model",
         "--cluster",
-        *("--per", "--chips", "--deadline", "--budget", "--interruptions", "--prices-of"),
+        *("--per", "--chips", "--grid", "--deadline", "--budget", "--interruptions", "--prices-of"),
         *("--storage", "--pue", "--flops", "--inference-tokens"),
         "--tokens",
         "--seq",

@@ -12,6 +12,8 @@ from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
     from hlat.planner.cost.step_time import *
+    from hlat.planner.grid import *
+    from hlat.planner.grid_table import *
     from hlat.planner.memory import *
     from hlat.planner.plan import *
     from hlat.planner.problem.layouts import *
@@ -30,6 +32,8 @@ __getattr__ = lazily(
     __name__,
     {
         "cost.step_time": "OperationTimes Timeline",
+        "grid": "PlanGrid check_grid_options plan_grid",
+        "grid_table": "grid_lines grid_page",
         "memory": "device_overhead has_fused_kernels",
         "plan": "TrainingPlan fits format_number make_plan recipe_fragment run_determinism_cost",
         "problem.layouts": "Candidate layout_violations recipe_step",
