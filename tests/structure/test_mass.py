@@ -30,7 +30,7 @@ CEILINGS = {
     "optim": (1073, 11732),
     "page": (429, 5859),
     "parallel": (3017, 33456),
-    "planner": (4269, 45603),
+    "planner": (4390, 46800),  # raised for grids of plans (hlat plan --grid): 276 lines, 3,105 nodes
     "rehearsal": (1506, 15400),
     "reporting": (1174, 12230),
     "resilience": (1120, 11975),

@@ -33,7 +33,7 @@ from hlat.planner.search import (
 )
 from hlat.runtime.errors import PlanError
 
-_DEFAULTS = {"tokens": 1_800_000_000_000, "sequence": 4096, "global_batch": 1024}  # HLAT's runs, arXiv 2404.10630
+_TOKENS, _SEQUENCE, _GLOBAL_BATCH = 1_800_000_000_000, 4096, 1024  # HLAT's runs, arXiv 2404.10630
 _MOST_CELLS = 64
 _MOST_INSTANCES = 1 << 8  # where doubling ends if a model does not fit
 _LARGER = 4  # times the instances on which the last model fits: where doubling ends
@@ -116,7 +116,12 @@ def plan_grid(models: str, question: PlanQuestion) -> PlanGrid:
         HardwareError: a cluster is unknown.
         RecipeError: a recipe or config.json with mistakes.
     """
-    question = replace(question, **{name: getattr(question, name) or value for name, value in _DEFAULTS.items()})
+    question = replace(
+        question,
+        tokens=question.tokens or _TOKENS,
+        sequence=question.sequence or _SEQUENCE,
+        global_batch=question.global_batch or _GLOBAL_BATCH,
+    )
     names = list(dict.fromkeys(filter(None, (word.strip() for word in models.split(",")))))
     parts = [cluster.rpartition(":") for cluster in question.clusters]
     given = [f"{kind}:{number}" for kind, _, numbers in parts for number in numbers.split(",")]
@@ -133,6 +138,8 @@ def plan_grid(models: str, question: PlanQuestion) -> PlanGrid:
     columns = [column(cluster) for cluster in clusters]
     if not given:
         columns = list(_doublings(columns[0], lambda number: column(replace(clusters[0], count=number))))
+    if not columns:
+        raise PlanError(f"{', '.join(names)}: none fits on up to {_MOST_INSTANCES // 2} instances: {question.chips}")
     return PlanGrid(tuple(cell for row in zip(*columns, strict=True) for cell in row))
 
 
@@ -154,13 +161,13 @@ def _requests(
 
 def _doublings(first: list[GridCell], cells_of: Callable[[int], list[GridCell]]) -> Iterator[list[GridCell]]:
     """Yield the cells of 1, 2, 4, ... instances: from the first on which a model fits, to 4 times those of the last."""
-    cells, number, fitted = first, 1, dict[str, int]()
-    while number < _MOST_INSTANCES and not (len(fitted) == len(cells) and number > _LARGER * max(fitted.values())):
+    number, fitted = 1, dict[str, int]()
+    while number < _MOST_INSTANCES and not (len(fitted) == len(first) and number > _LARGER * max(fitted.values())):
+        cells = first if number == 1 else cells_of(number)
         fitted = {cell.model: number for cell in cells if cell.best is not None} | fitted
         if fitted:
             yield cells
         number *= 2
-        cells = cells_of(number)
 
 
 def _cell(name: str, request: PlanRequest) -> GridCell:

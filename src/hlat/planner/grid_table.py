@@ -88,8 +88,8 @@ _REASONS = "What decides: the best layout with another setting, by how much its 
 def _meaning() -> str:
     return (
         "memory: none fits; batch: a step has too few sequences for it; dp only: neither tensor nor pipeline nor "
-        f"context parallelism; empty: the layout has this setting itself. Below {undecided_ratio() - 1:.0%}, the model often "
-        "names the wrong one."
+        f"context parallelism; empty: the layout has this setting itself. Below {undecided_ratio() - 1:.0%}, the "
+        "model often names the wrong one."
     )
 
 
@@ -98,7 +98,8 @@ def grid_lines(planned: PlanGrid, columns: int) -> Iterator[str]:
     for sentence in _sentences(planned):
         yield from wrapped(sentence, columns, 2)
     yield from ("", *wrapped(_DEGREES, columns), *table_lines(_degrees(planned), columns))
-    yield from ("", *table_lines([_HEADS, *_predictions(planned)], columns))
+    # A layout that ends with its line leaves an empty one.
+    yield from ("", *filter(str.strip, table_lines([_HEADS, *_predictions(planned)], columns)))
     reasons = _reasons(planned, str)
     if len(reasons) > 1:
         yield from ("", *wrapped(_REASONS, columns), *table_lines(reasons, columns), *wrapped(_meaning(), columns, 2))
