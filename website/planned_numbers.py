@@ -1,7 +1,7 @@
 """Numbers of plans that pages of docs quote, written again after the planner has changed.
 
-docs/buying.md     ```console blocks of `hlat plan`            --> what the command prints now, on 80 columns
-docs/clusters/*.md tables under "| `hlat plan ...` | prediction |" --> rows of the chosen layout
+docs/buying.md, docs/parallelism.md     ```console blocks of `hlat plan` --> what it prints now, on 80 columns
+docs/clusters/*.md, docs/parallelism.md tables under "| `hlat plan ...` | prediction |" --> rows of the chosen layout
 
 python -m website.planned_numbers     rewrites the pages, not their prose, and names the commands whose numbers changed
 """
@@ -22,8 +22,8 @@ from hlat.runtime.quantities import usd_text
 
 ROOT = Path(__file__).resolve().parents[1]
 PRINTED = re.compile(r"^```console\n\$ (hlat plan (?:[^\n]*\\\n)*[^\n]*)\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
-"""A command with what it prints, in docs/buying.md."""
-_TABLE = re.compile(r"^\| `(hlat plan [^`]+)` \| prediction \|\n\|---\|---\|\n((?:\|.*\n)+)", re.MULTILINE)
+"""A command with what it prints."""
+TABLE = re.compile(r"^\| `(hlat plan [^`]+)` \| prediction \|\n\|---\|---\|\n((?:\|.*\n)+)", re.MULTILINE)
 _FILE = re.compile(r"^```yaml\n# (\S+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -81,11 +81,12 @@ def _refresh_cluster_page(page: Path) -> str:
         (folder / "recipes").symlink_to(ROOT / "recipes")
         for file, content in _FILE.findall(text):
             (folder / file).write_text(content, encoding="utf-8")
-        return _TABLE.sub(lambda match: _with_rows(match, folder), text)
+        return TABLE.sub(lambda match: _with_rows(match, folder), text)
 
 
 if __name__ == "__main__":
-    buying = ROOT / "docs/buying.md"
-    buying.write_text(PRINTED.sub(_with_output, buying.read_text(encoding="utf-8")), encoding="utf-8")
-    for each in sorted((ROOT / "docs/clusters").glob("*.md")):
+    layouts = ROOT / "docs/parallelism.md"
+    for each in (ROOT / "docs/buying.md", layouts):
+        each.write_text(PRINTED.sub(_with_output, each.read_text(encoding="utf-8")), encoding="utf-8")
+    for each in (layouts, *sorted((ROOT / "docs/clusters").glob("*.md"))):
         each.write_text(_refresh_cluster_page(each), encoding="utf-8")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hlat.api import load_recipe as load_recipe
     from hlat.api import metrics as metrics
     from hlat.api import plan as plan
+    from hlat.api import plan_grid as plan_grid
     from hlat.api import rehearse as rehearse
     from hlat.api import report as report
     from hlat.api import runs as runs
@@ -78,6 +79,7 @@ _API = {
             "load_recipe",
             "metrics",
             "plan",
+            "plan_grid",
             "rehearse",
             "report",
             "runs",

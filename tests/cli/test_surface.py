@@ -45,7 +45,7 @@ SURFACE = {
     "plan": {
         "--model",
         "--cluster",
-        *("--per", "--chips", "--deadline", "--budget", "--interruptions", "--prices-of", "--quotes"),
+        *("--per", "--chips", "--grid", "--deadline", "--budget", "--interruptions", "--prices-of", "--quotes"),
         *("--storage", "--pue", "--network", "--search", "--flops", "--inference-tokens"),
         "--tokens",
         "--seq",

@@ -30,7 +30,7 @@ __getattr__ = lazily(
     {
         "checkpoints": "average evaluate evaluate_tasks export generate import_model load_model watch",
         "hosts": "doctor launch_local submit_kubernetes submit_slurm",
-        "planning": "choose_cluster choose_model_size compare_plans plan",
+        "planning": "choose_cluster choose_model_size compare_plans plan plan_grid",
         "recipes": "draft_recipe load_recipe",
         "records": "compare_runs metrics report runs show_run",
         "training": "TrainingResult compile_cache rehearse train unpack_cache",

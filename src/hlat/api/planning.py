@@ -8,9 +8,10 @@ from hlat.api.recipes import checks_arguments
 from hlat.planner import PlanQuestion, compare_clusters
 from hlat.planner import choose_cluster as choose_cluster_for
 from hlat.planner import choose_model_size as choose_model_size_for
+from hlat.planner import plan_grid as plan_grid_for
 
 if TYPE_CHECKING:
-    from hlat.planner import ClusterComparison, ModelSize, Purchase, TrainingPlan
+    from hlat.planner import ClusterComparison, ModelSize, PlanGrid, Purchase, TrainingPlan
 
 
 @checks_arguments
@@ -115,6 +116,47 @@ def compare_plans(
         RecipeError: the recipe or config.json has mistakes.
     """
     return compare_clusters(PlanQuestion(**locals()))
+
+
+@checks_arguments
+def plan_grid(
+    models: str,
+    *,
+    clusters: Sequence[str] = (),
+    chips: str | None = None,
+    tokens: int | None = None,
+    sequence: int | None = None,
+    global_batch: int | None = None,
+    precision: str | None = None,
+    price: str | None = None,
+    hardware: str | Path | None = None,
+    per: str | None = None,
+    interruptions: float | None = None,
+    prices_of: str | None = None,
+    storage: str | None = None,
+    pue: float | None = None,
+) -> "PlanGrid":
+    """Plan a run of each of several models on each of several clusters, and find out what decides the layouts.
+
+    Args:
+        models: presets, recipes, config.json files and sizes such as "7b", separated by commas.
+        clusters: INSTANCE:N of one kind of chip, as in "p5.48xlarge:8" or "p5.48xlarge:1,8,64".
+        chips: an instance instead of ``clusters``: its number is doubled, from the smallest on which a model fits.
+        tokens, sequence, global_batch: None for those of HLAT's runs: 1.8T tokens, 1,024 sequences of 4,096.
+        precision, price, hardware, per, interruptions, prices_of, storage, pue: as for ``plan``.
+
+    Returns:
+        ``cells``, by model and cluster, each with ``model``, ``request``, ``best`` (a prediction; None if there is no
+        layout), ``obstacle`` (why there is none) and ``instead`` (by setting, the best layout with it: ``layout``,
+        ``slower``, ``obstacle``); and ``to_dict()`` with everything as JSON values.
+
+    Raises:
+        PlanError: an unknown model, several kinds of chips, or too many cells.
+        HardwareError: a cluster is unknown, or the catalog is inconsistent.
+        RecipeError: a recipe or config.json has mistakes.
+    """
+    given = locals()
+    return plan_grid_for(given.pop("models"), PlanQuestion(**given))
 
 
 @checks_arguments

@@ -44,6 +44,10 @@ def plan_command(
     chips: Annotated[
         str | None, typer.Option(help="Instead of --cluster: choose the number of these instances or chips; or any.")
     ] = None,
+    grid: Annotated[
+        str | None,
+        typer.Option(help="Instead of --model: models and sizes, as in 1b,7b,70b, on each --cluster."),
+    ] = None,
     deadline: Annotated[str | None, typer.Option(help="With --chips: longest duration, as in 36h, 14d or 2w.")] = None,
     budget: Annotated[str | None, typer.Option(help="With --chips: highest cost in USD, as in 50000 or 50k.")] = None,
     tokens: Annotated[str | None, typer.Option(help="Tokens of the whole run, as in 300B or 3e11.")] = None,
@@ -95,6 +99,9 @@ def plan_command(
     from hlat.planner import PlanQuestion, check_options, compare_clusters  # before ready(), which lets Ctrl-C in
 
     ready()
+    if grid is not None:
+        _say_grid(grid, options, html, as_json=as_json)
+        return
     check_options(options)
     if chips is not None:
         gc.freeze()  # what was imported stays; a question makes many small objects
@@ -106,6 +113,19 @@ def plan_command(
     if per is None and not as_json:
         say_units(plan.request.cluster for plan in compared.plans)
     _write_files(list(compared.plans), html, trace, fragment)
+
+
+def _say_grid(models: str, options: "Mapping[str, Any]", html: Path | None, *, as_json: bool) -> None:
+    from hlat.planner import PlanQuestion, check_grid_options, grid_lines, grid_page, plan_grid
+
+    check_grid_options(options)
+    check_outputs((html,))
+    gc.freeze()  # as for a choice
+    found = plan_grid(models, PlanQuestion.of_options(options))
+    if html is not None:
+        write_output(html, grid_page(found))
+    for line in [json.dumps(found.to_dict(), indent=2)] if as_json else map(escape_name, grid_lines(found, _columns())):
+        say(line)
 
 
 # A plan on the chosen cluster takes all other options of the question, in the order of their declaration.

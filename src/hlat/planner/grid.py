@@ -1,0 +1,240 @@
+"""A grid of plans: models of several sizes on several numbers of instances, and what decides each layout.
+
+    "1b,7b,70b", clusters or a kind of instance --plan_grid--> PlanGrid: one GridCell per model and cluster
+        GridCell: the best layout of a plan, or what is in its way
+                  settings that it does not have -> Alternative: how much slower the best layout with them is
+
+Reasons are predictions, as the layouts are: a pipeline is due to memory where no layout without one fits, and to the
+batch where data parallelism alone would need more sequences than a step has.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+
+from hlat.hardware import Cluster, PriceKind, parse_cluster
+from hlat.model import count_parameters
+from hlat.planner.cost.step_time import step_times
+from hlat.planner.plan import layout_json
+from hlat.planner.problem.layouts import Candidate, candidates, layout_text
+from hlat.planner.problem.question import PlanQuestion
+from hlat.planner.problem.request import PlanRequest, resolve_request
+from hlat.planner.search import (
+    USABLE_MEMORY_SHARE,
+    LayoutPrediction,
+    best_layout,
+    fitting_positions,
+    step_seconds,
+    workload_columns,
+)
+from hlat.runtime.errors import PlanError
+
+_TOKENS, _SEQUENCE, _GLOBAL_BATCH = 1_800_000_000_000, 4096, 1024  # HLAT's runs, arXiv 2404.10630
+_MOST_CELLS = 64
+_MOST_INSTANCES = 1 << 8  # where doubling ends if a model does not fit
+_LARGER = 4  # times the instances on which the last model fits: where doubling ends
+_COMPARED = 3  # layouts of a setting whose pipelines are simulated
+_SIZE = re.compile(r"\d+(\.\d+)?[mb]", re.IGNORECASE)
+_OPTIONS = {
+    *("grid", "cluster", "chips", "per", "tokens", "seq", "global_batch", "precision", "price", "interruptions"),
+    *("prices_of", "storage", "pue", "as_json", "html", "hardware"),
+}
+
+Obstacle = Literal["memory", "batch", "degrees", "failures"]
+"""No layout fits; the batch has too few sequences; degrees do not divide; failures leave no progress."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """The best layout with a setting that the chosen one does not have, or what is in its way."""
+
+    layout: Candidate | None
+    slower: float | None  # share by which its step is longer
+    obstacle: Obstacle | None = None
+
+    def __str__(self) -> str:
+        return self.obstacle or f"{round(self.slower or 0.0, 2) + 0.0:+.0%}"  # never -0%
+
+
+@dataclass(frozen=True)
+class GridCell:
+    """One model on one cluster."""
+
+    model: str  # as asked for
+    request: PlanRequest
+    best: LayoutPrediction | None  # as a plan of the request has it
+    obstacle: Obstacle | None  # None with a layout
+    instead: Mapping[str, Alternative]  # by setting, those alone that the best layout does not have
+
+
+@dataclass(frozen=True)
+class PlanGrid:
+    """Plans of several models, each on the same clusters."""
+
+    cells: tuple[GridCell, ...]  # by model, then by cluster, in the order of the question
+
+    @property
+    def rows(self) -> dict[str, list[GridCell]]:
+        """Cells by model."""
+        return {name: [cell for cell in self.cells if cell.model == name] for name in {c.model: 0 for c in self.cells}}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The grid under its documented keys (docs/planning.md), as JSON values."""
+        first = self.cells[0].request
+        run = {"tokens": first.tokens, "sequence": first.sequence, "global_batch": first.global_batch}
+        return {**run, "precision": first.mode, "cells": [_cell_json(cell) for cell in self.cells]}
+
+
+def check_grid_options(options: Mapping[str, Any]) -> None:
+    """Raise PlanError if ``--grid`` is given with an option of another question, or without instances."""
+    others = [f"--{name.replace('_', '-')}" for name, value in options.items() if value and name not in _OPTIONS]
+    problems = [f"--grid asks for plans of several models; it does not go with {', '.join(others)}"] if others else []
+    if bool(options["cluster"]) == bool(options["chips"]):
+        problems.append(
+            "--grid needs instances, either their numbers, as in --cluster p5.48xlarge:1,8,64, or their kind alone, as "
+            "in --chips p5.48xlarge, whose number is then doubled"
+        )
+    if problems:
+        raise PlanError("\n".join(problems))
+
+
+def plan_grid(models: str, question: PlanQuestion) -> PlanGrid:
+    """Plan a run of each model on each cluster, and predict the alternatives that explain its layout.
+
+    Args:
+        models: presets, recipes, config.json files or sizes such as 7b, separated by commas.
+        question: clusters of one kind of chip, each with one number or several (p5.48xlarge:1,8). Without any,
+            ``chips`` is an instance, whose number is doubled from the smallest on which a model fits. Tokens, sequence
+            and batch are HLAT's where the question leaves them open.
+
+    Raises:
+        PlanError: an unknown model, clusters of several kinds, or more cells than a grid may have.
+        HardwareError: a cluster is unknown.
+        RecipeError: a recipe or config.json with mistakes.
+    """
+    question = replace(
+        question,
+        tokens=question.tokens or _TOKENS,
+        sequence=question.sequence or _SEQUENCE,
+        global_batch=question.global_batch or _GLOBAL_BATCH,
+    )
+    names = list(dict.fromkeys(filter(None, (word.strip() for word in models.split(",")))))
+    parts = [cluster.rpartition(":") for cluster in question.clusters]
+    given = [f"{kind}:{number}" for kind, _, numbers in parts for number in numbers.split(",")]
+    clusters = [parse_cluster(text, question.catalog, question.unit) for text in given or [f"{question.chips}:1"]]
+    if len({cluster.chip.name for cluster in clusters}) > 1:
+        raise PlanError("a grid has one kind of chip: ask for one grid of each")
+    if not 0 < len(names) * len(clusters) <= _MOST_CELLS:
+        raise PlanError(f"{len(names)} models on {len(clusters)} clusters: a grid has 1 to {_MOST_CELLS} cells")
+    price = question.price_kind(clusters)
+
+    def column(cluster: Cluster) -> list[GridCell]:
+        return list(map(_cell, names, _requests(names, question, cluster, price)))
+
+    columns = [column(cluster) for cluster in clusters]
+    if not given:
+        columns = list(_doublings(columns[0], lambda number: column(replace(clusters[0], count=number))))
+    if not columns:
+        raise PlanError(f"{', '.join(names)}: none fits on up to {_MOST_INSTANCES // 2} instances: {question.chips}")
+    return PlanGrid(tuple(cell for row in zip(*columns, strict=True) for cell in row))
+
+
+def _requests(
+    names: Sequence[str], question: PlanQuestion, cluster: Cluster, price: PriceKind | None
+) -> list[PlanRequest]:
+    """Resolve the request of each model on a cluster; PlanError with the mistakes of all."""
+    found, problems = [], []
+    for name in names:
+        model = f"llama-class-{name}" if _SIZE.fullmatch(name) else name
+        try:
+            found.append(resolve_request(replace(question, model=model), cluster, price))
+        except PlanError as error:
+            problems += str(error).splitlines()
+    if problems:
+        raise PlanError("\n".join(dict.fromkeys(problems)))
+    return found
+
+
+def _doublings(first: list[GridCell], cells_of: Callable[[int], list[GridCell]]) -> Iterator[list[GridCell]]:
+    """Yield the cells of 1, 2, 4, ... instances: from the first on which a model fits, to 4 times those of the last."""
+    number, fitted = 1, dict[str, int]()
+    while number < _MOST_INSTANCES and not (len(fitted) == len(first) and number > _LARGER * max(fitted.values())):
+        cells = first if number == 1 else cells_of(number)
+        fitted = {cell.model: number for cell in cells if cell.best is not None} | fitted
+        if fitted:
+            yield cells
+        number *= 2
+
+
+def _cell(name: str, request: PlanRequest) -> GridCell:
+    try:
+        best = best_layout(request)
+    except PlanError:  # failures leave no time to make progress
+        return GridCell(name, request, None, "failures", {})
+    tried = list(candidates(request))
+    if best is not None:
+        return GridCell(name, request, best, None, dict(_alternatives(request, best, tried)))
+    obstacle: Obstacle = "memory" if tried else "batch" if _would_be_possible(request, lambda one: True) else "degrees"
+    return GridCell(name, request, None, obstacle, {})
+
+
+Setting = Callable[[Candidate], bool]
+SETTINGS: dict[str, Setting] = {
+    "dp only": lambda one: one.parallel.model_ranks == 1,
+    "tp=1": lambda one: one.tensor == 1,
+    "pp=1": lambda one: one.pipeline == 1,
+    "cp=1": lambda one: one.context == 1,
+    "zero<3": lambda one: one.zero < 3,
+    "recompute=none": lambda one: one.recompute == "none",
+}
+"""Settings of simpler layouts."""
+
+
+def _alternatives(
+    request: PlanRequest, best: LayoutPrediction, tried: Sequence[Candidate]
+) -> Iterator[tuple[str, Alternative]]:
+    """Yield the best layout of each setting that the chosen one does not have."""
+    seconds = step_times(workload_columns(request, tried)).step
+    order = [int(index) for index in np.argsort(seconds, kind="stable")]
+    limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
+    domain = request.cluster.domain
+    settings = {name: has for name, has in SETTINGS.items() if not has(best.candidate)}
+    if 1 < best.candidate.tensor <= domain:
+        settings[f"tp>{domain}"] = lambda one: one.tensor > domain  # a group that reaches beyond the fast links
+    for name, has in settings.items():
+        wanted = [index for index in order if has(tried[index])]
+        fitting = [tried[index] for index in islice(fitting_positions(request, tried, wanted, limit), _COMPARED)]
+        if fitting:
+            steps = [step_seconds(request, layout) for layout in fitting]
+            yield name, Alternative(fitting[int(np.argmin(steps))], min(steps) / best.step_seconds - 1)
+        elif wanted:
+            yield name, Alternative(None, None, "memory")
+        elif _would_be_possible(request, has):
+            yield name, Alternative(None, None, "batch")
+
+
+def _would_be_possible(request: PlanRequest, has: Setting) -> bool:
+    """True if a batch that every number of data-parallel ranks divides allows a layout."""
+    batch = request.global_batch * request.cluster.devices
+    return any(map(has, candidates(replace(request, global_batch=batch, ramp=()))))
+
+
+def _cell_json(cell: GridCell) -> dict[str, Any]:
+    cluster = cell.request.cluster
+    return {
+        "model": cell.model,
+        "parameters": count_parameters(cell.request.model).total,
+        "cluster": cluster.name,
+        "chips": cluster.chips,
+        "devices": cluster.devices,
+        "obstacle": cell.obstacle,
+        "layout": None if cell.best is None else layout_json(cell.request, cell.best),
+        "instead": {
+            name: {"layout": one.layout and layout_text(one.layout), "slower": one.slower, "obstacle": one.obstacle}
+            for name, one in cell.instead.items()
+        },
+    }
