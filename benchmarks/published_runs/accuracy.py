@@ -21,6 +21,7 @@ from published_runs.one_constant import one_constant_steps
 from published_runs.order import PairErrors
 from published_runs.program import run_steps
 from published_runs.published_memory import constant_gib, framework_of, memory_reading, predicted_gib
+from published_runs.reader import RunChip
 from published_runs.runs import PublishedRun, SkippedRow, read_published_runs
 
 COLUMNS = ("prior_only", "fitted", "left_out", "one_constant")
@@ -195,9 +196,10 @@ def _chips(runs: Sequence[PublishedRun]) -> dict[str, int]:
     """Number of sources by chip of the catalog."""
     sources = defaultdict(set)
     for run in runs:
-        chip = next(reading.value for reading in run.readings if reading.column == "chip")
-        sources[chip.chip.name].add(run.group)
-    return {name: len(found) for name, found in sorted(sources.items())}
+        found = next(reading.value for reading in run.readings if reading.column == "chip")
+        assert isinstance(found, RunChip), "the reading of a chip"
+        sources[found.chip.name].add(run.group)
+    return {name: len(groups) for name, groups in sorted(sources.items())}
 
 
 def _order(rows: list[Row]) -> dict[str, float | int | None]:

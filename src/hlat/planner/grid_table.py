@@ -9,11 +9,11 @@ from typing import Any
 
 from hlat.page import Dot, Html, grid, page, paragraph, scatter_chart, section, table
 from hlat.planner.cost.calibration import undecided_ratio
+from hlat.planner.expected import interval_text
 from hlat.planner.grid import SETTINGS, Alternative, GridCell, PlanGrid
 from hlat.planner.plan import format_number
 from hlat.planner.problem.devices import comparison_note
 from hlat.planner.problem.layouts import layout_text
-from hlat.planner.report.explanation import interval_text
 from hlat.planner.report.terminal import table_lines, wrapped
 from hlat.runtime.quantities import short_count
 
