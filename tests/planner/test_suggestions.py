@@ -67,7 +67,7 @@ def suggested(question: list[str], text: str) -> list[list[str]]:
 
 
 def assert_true(question: list[str], text: str) -> None:
-    """What an answer claims of its suggestions is what they answer."""
+    """Compare what an answer claims of its suggestions with what they answer."""
     for cluster, options, claim in re.findall(
         r"It would fit on (\S+?)(?: with (--[^:]+))?: tensor[^;]*; [^;]* GiB; (.*)\.$", text, re.MULTILINE
     ):

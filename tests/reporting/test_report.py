@@ -129,11 +129,12 @@ def test_plan_and_dollars_stand_beside_what_was_measured(run):
     recipe = resolved_recipe("batch.global_batch=64", "batch.micro_batch=1")
     write_lines(run / "events.jsonl", [event("start", 0, step=0, recipe=recipe), event("end", 241, step=100)])
     text = report_page([run], Machines("p5.48xlarge:1"))
-    price = float(re.search(r"p5.48xlarge:1, ([\d.]+) USD per hour", text)[1])
+    price = float(re.search(r"p5.48xlarge:1, \$([\d.]+) per hour", text)[1])
     rows = {row[0]: row[1:] for row in cells(text, "Plan beside actual")}
-    assert float(rows["USD so far"][1]) == pytest.approx(241 / 3600 * price, abs=0.01)
+    assert float(rows["USD so far"][1].removeprefix("$")) == pytest.approx(241 / 3600 * price, abs=0.01)
     assert rows["peak memory of a device"][1] == "3.00 GiB" and rows["peak memory of a device"][0].endswith("GiB")
-    assert rows["tokens per second"][1] == "500" and rows["time of a step"][0] and rows["USD of the whole run"][0]
+    assert rows["tokens per second"][1] == "500" and rows["time of a step"][0]
+    assert " to $" in rows["USD of the whole run"][0]
 
 
 def test_a_layout_that_the_machines_cannot_have_is_a_sentence(run):

@@ -1,4 +1,4 @@
-"""What to ask instead where no layout fits, and the error that says so.
+"""Suggestions where no layout fits, and the error that has them.
 
     PlanRequest -> more instances, instances with more memory, fewer bytes per parameter, the micro-batch and
         recomputation of a recipe searched -> each asked again, as its command asks it -> those that fit -> PlanError
