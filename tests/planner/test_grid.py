@@ -106,8 +106,8 @@ def test_without_numbers_they_are_doubled_from_the_first_that_fits_to_four_times
     assert numbers() == []
 
 
-def test_lines_fit_80_columns_and_the_page_needs_no_other_file() -> None:
-    assert OF_THE_PAGE and max(len(line) for _, output in OF_THE_PAGE for line in output.splitlines()) <= 80
+def test_lines_fit_100_columns_and_the_page_needs_no_other_file() -> None:
+    assert OF_THE_PAGE and max(len(line) for _, output in OF_THE_PAGE for line in output.splitlines()) <= 100
     found = hlat.plan_grid("tiny-1m", clusters=["p5.48xlarge:1,2"], tokens=10**6, global_batch=8)
     page = grid_page(found)
     assert re.findall(r"<h1>(.*?)</h1>", page) == ["tiny-1m on p5.48xlarge"] and page.count("<svg") >= 2
