@@ -2,12 +2,12 @@
 
     coalescing     rehearsals of one rank: messages, bytes, FLOPs, products, with and without; then seconds of processor
                    time of a block of one tensor rank of eight, forward and backward, the two sides alternating
-    accumulation   a tiny model trained on TEXT: the same batches as 1, 8 or 64 micro-batches, in each precision mode
-                   with several seeds; and the distance of one accumulated gradient from that of fp32
+    gradients      distance of the gradient of a batch, as 1, 8 or 64 micro-batches, from that of fp32
+    accumulation   a tiny model trained on TEXT, with batches of 1, 8 or 64 micro-batches, in each mode with each seed
     recomputation  HLAT's 7B as planned on 64 trn1.32xlarge with each policy (activation_memory.py measures policies)
 
     OMP_NUM_THREADS=1 python benchmarks/paper_experiments.py coalescing recomputation
-    OMP_NUM_THREADS=1 python benchmarks/paper_experiments.py accumulation --text input.txt [--steps 40]
+    OMP_NUM_THREADS=1 python benchmarks/paper_experiments.py gradients accumulation --text input.txt [--steps 40]
 
 Each experiment writes a record of its own. On a busy machine processor time tells more than the clock, and only ratios
 of alternating turns are compared.
@@ -35,7 +35,6 @@ from hlat.rehearsal import PRODUCT, rehearse
 from hlat.runtime.backend.cpu import keep_freed_memory
 from results import Recorder
 
-PAGE = "paper.md"
 TENSOR = 8  # tensor ranks of HLAT's 7B
 OLMO2_7B = {
     "architecture": "olmo2", "layers": 32, "hidden_size": 4096, "intermediate_size": 11008, "heads": 32,
@@ -130,7 +129,7 @@ def ratios_of(name, mode, wide, turns):
 
 def coalescing(options):
     """Print and record what coalescing changes, and what it does not."""
-    record = Recorder(__file__, PAGE)
+    record = Recorder(__file__, "paper.md")
     print("| model | messages | GiB | TFLOPs | products, coalesced | separate |\n|---|---|---|---|---|---|")
     for name in options.models:
         one, other = (counts({**fields_of(name), "coalesce": side}) for side in (True, False))
@@ -168,24 +167,29 @@ def final_loss(text, folder, steps, mode, accumulation, seed):
     return hlat.train(hlat.load_recipe(RECIPE, overrides)).validation_loss
 
 
-def gradient_distance(text):
-    """Relative distance of the gradient of a batch from that of fp32, by mode and micro-batches: same weights."""
-    found, characters = {}, sorted(set(text))
+def gradients(options):
+    """Print and record how far the gradient of a batch is from that of fp32 with the same weights."""
+    record, characters = Recorder(__file__, "paper.md"), sorted(set(text := options.text.read_text(encoding="utf-8")))
     ids = torch.tensor([characters.index(each) for each in text[: BATCH * (SEQUENCE + 1)]]).view(BATCH, -1)
-    for mode, accumulation in [("fp32", 1)] + [(mode, count) for mode in MODES[:3] for count in ACCUMULATIONS]:
+    print("| mode | micro-batches | distance of the gradient from fp32's |\n|---|---|---|")
+    exact = None
+    for mode, count in product(MODES[:3], ACCUMULATIONS):
         model = build(ModelConfig(**RECIPE["model"]), device="cpu", seed=0, dtype=torch.bfloat16)
         model.to(DTYPES[mode].weights).compute = DTYPES[mode].compute
-        for part in ids.chunk(accumulation):
-            (model(part[:, :-1], part[:, 1:]) * (len(part) / BATCH)).backward()
-        flat = torch.cat([each.grad.double().flatten() for each in model.parameters()])
-        found.setdefault("exact", flat)
-        found[mode, accumulation] = float((flat - found["exact"]).norm() / found["exact"].norm())
-    return {key: value for key, value in found.items() if key != "exact"}
+        for part in ids.chunk(count):
+            (model(part[:, :-1], part[:, 1:]) / ids.numel()).backward()  # a sum over tokens
+        found = torch.cat([each.grad.double().flatten() for each in model.parameters()])
+        exact = found if exact is None else exact
+        distance = float((found - exact).norm() / exact.norm())
+        print(f"| {mode} | {count} | {distance:.2e} |")
+        claim = f"relative distance of a gradient summed over {count} micro-batches in {mode} from one pass in fp32"
+        record.add(claim, "1", distance)
+    record.write("paper_gradients")
 
 
 def accumulation(options):
-    """Print and record losses by precision and number of micro-batches, and distances of gradients."""
-    record, losses = Recorder(__file__, PAGE), {}
+    """Print and record losses by precision and number of micro-batches."""
+    record, losses = Recorder(__file__, "paper.md"), {}
     print(f"| mode | micro-batches | {' | '.join(f'seed {seed}' for seed in options.seeds)} | minus fp32, same seed |")
     print("|---|---|" + "---|" * (len(options.seeds) + 1))
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(options.at_once, get_context("spawn")) as pool:
@@ -200,16 +204,12 @@ def accumulation(options):
             print(f"| {mode} | {count} | {shown} | {', '.join(f'{gap:+.4f}' for gap in gaps)} |", flush=True)
             claim = f"validation loss of a tiny model, {options.steps} steps of {count} micro-batches in {mode}"
             record.add(claim, "nats", ends, peer=f"fp32, {count} micro-batches", peer_values=losses["fp32", count])
-    print("\n| mode | micro-batches | distance of the gradient from fp32's |\n|---|---|---|")
-    for (mode, count), distance in gradient_distance(options.text.read_text(encoding="utf-8")).items():
-        print(f"| {mode} | {count} | {distance:.2e} |")
-        record.add(f"relative distance of a gradient of {count} micro-batches in {mode} from fp32's", "1", distance)
     record.write("paper_accumulation")
 
 
 def recomputation(_):
     """Print and record the plan of HLAT's 7B with each policy."""
-    record = Recorder(__file__, PAGE)
+    record = Recorder(__file__, "paper.md")
     print("| policy | activations, GiB | device, GiB | executed TFLOPs | step, s | relative to none |")
     print("|---|---|---|---|---|---|")
     first = None
@@ -226,7 +226,7 @@ def recomputation(_):
     record.write("paper_recomputation")
 
 
-EXPERIMENTS = {"coalescing": coalescing, "accumulation": accumulation, "recomputation": recomputation}
+EXPERIMENTS = {each.__name__: each for each in (coalescing, gradients, accumulation, recomputation)}
 
 
 def main():
@@ -236,7 +236,7 @@ def main():
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--modes", nargs="+", choices=MODES[:3], default=("bf16-sr", "fp32"), help="of the products")
     parser.add_argument("--turns", type=int, default=7, help="of wide products; four times as many of narrow ones")
-    parser.add_argument("--text", type=Path, help="tiny Shakespeare, for accumulation")
+    parser.add_argument("--text", type=Path, help="tiny Shakespeare, for gradients and accumulation")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--at-once", type=int, default=2, help="trainings at a time, of one thread each")
