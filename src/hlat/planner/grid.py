@@ -19,6 +19,7 @@ import numpy as np
 from hlat.hardware import Cluster, PriceKind, parse_cluster
 from hlat.model import count_parameters
 from hlat.planner.cost.step_time import step_times
+from hlat.planner.expected import likely
 from hlat.planner.plan import layout_json
 from hlat.planner.problem.layouts import Candidate, candidates, layout_text
 from hlat.planner.problem.question import PlanQuestion
@@ -177,7 +178,7 @@ def _cell(name: str, request: PlanRequest) -> GridCell:
         return GridCell(name, request, None, "failures", {})
     tried = list(candidates(request))
     if best is not None:
-        return GridCell(name, request, best, None, dict(_alternatives(request, best, tried)))
+        return GridCell(name, request, likely(best), None, dict(_alternatives(request, best, tried)))
     obstacle: Obstacle = "memory" if tried else "batch" if _would_be_possible(request, lambda one: True) else "degrees"
     return GridCell(name, request, None, obstacle, {})
 

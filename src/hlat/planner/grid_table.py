@@ -9,7 +9,7 @@ from typing import Any
 
 from hlat.page import Dot, Html, grid, page, paragraph, scatter_chart, section, table
 from hlat.planner.cost.calibration import undecided_ratio
-from hlat.planner.expected import interval_text
+from hlat.planner.expected import interval_text, median_days, median_usd
 from hlat.planner.grid import SETTINGS, Alternative, GridCell, PlanGrid
 from hlat.planner.plan import format_number
 from hlat.planner.problem.devices import comparison_note
@@ -18,7 +18,7 @@ from hlat.planner.report.terminal import table_lines, wrapped
 from hlat.runtime.quantities import short_count
 
 _GIB = 1 << 30
-_HEADS = ("model", "chips", "step s", "MFU", "GiB", "days", "4 of 5", "USD", "layout")
+_HEADS = ("model", "chips", "step s", "MFU", "GiB", "days", "4 of 5", "cost", "layout")
 
 
 def _degrees(planned: PlanGrid) -> list[list[str]]:
@@ -48,9 +48,9 @@ def _predictions(planned: PlanGrid) -> Iterator[list[str]]:
             format_number(best.step_seconds),
             f"{best.mfu:.1%}",
             f"{best.peak_memory / _GIB:.1f}",
-            format_number(best.days, 1),
+            median_days(best),
             interval_text(best, best.days),
-            "" if best.cost_usd is None else f"{best.cost_usd:,.0f}",
+            median_usd(best),
             layout_text(best.candidate),
         ]
 
