@@ -16,7 +16,7 @@ CEILINGS = {
     # room: (lines of code, nodes), 3 % above what there was on 2026-11-27
     "": (363, 2836),  # with precision and quickstart, a module each
     "activation_checkpointing": (543, 5791),
-    "api": (762, 5988),
+    "api": (790, 6200),
     "checkpoint": (4580, 45433),
     "cli": (2464, 21696),
     "compilation": (289, 2999),

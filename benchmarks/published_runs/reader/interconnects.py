@@ -45,7 +45,8 @@ _SCOPE = re.compile(rf"(?:per|/|each)\s*(?:(?P<node>{_NODE})|(?P<chip>{_CHIP})|(
 _NUMBER = r"\d[\d,]*(?:\.\d+)?"
 _RATE = re.compile(
     rf"(?P<one>{_NUMBER})(?:\s*/\s*(?P<two>{_NUMBER}))?\s*-?"
-    r"(?P<size>[KMGTkmgt])i?(?P<unit>bytes?|bits?|bE|[bB](?![a-zA-Z])|[bB](?=ps|PS)|(?=\s|$|[),;/]))(?:/s(?:ec)?|ps|PS)?"
+    r"(?P<size>[KMGTkmgt])i?(?P<unit>bytes?|bits?|bE|[bB](?![a-zA-Z])|[bB](?=ps|PS)|(?=\s|$|[),;/]))"
+    r"(?:/s(?:ec)?|ps|PS)?"
 )
 _RAILS = {"single": 1, "dual": 2, "quad": 4, "four": 4, "eight": 8, "two": 2}
 _BETWEEN = re.compile(

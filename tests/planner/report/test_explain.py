@@ -173,7 +173,7 @@ def test_the_interval_of_the_family_is_told_everywhere(hlat_7b):
         assert high / low == pytest.approx(one.high / one.low)
     said, text = expectation(hlat_7b.request, chosen), html_page([hlat_7b])
     low, high = map(two_digits, content["days_interval"])
-    assert said.startswith(f"{two_digits(chosen.days)} days, {low} to {high}; $")
+    assert said.startswith(f"{days_text(chosen)}; $")
     assert f"{low}-{high}" in text and said in text
     assert f"Cost: {cost_sentence(hlat_7b.request, chosen)}." in text
     assert f"trn1.32xlarge:64: {days_text(chosen)}" in next(iter(plan_lines([hlat_7b], 80)))
