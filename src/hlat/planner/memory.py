@@ -15,7 +15,7 @@ up another one takes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -35,10 +35,10 @@ from hlat.parallel import (
     state_bytes_in_mode,
     state_sizes,
 )
+from hlat.planner.problem.devices import chip_backend
 from hlat.planner.problem.layouts import Candidate
 from hlat.planner.problem.request import PlanRequest
 from hlat.precision import MODES
-from hlat.runtime.backend.table import backend_of
 
 _GIB = 1 << 30
 _RUNTIME_BYTES = {"measured": 0.0, "trainium": 7.0 * _GIB}
@@ -75,7 +75,7 @@ class RankMemory:
         return sum(self.components().values())
 
     def components(self) -> dict[str, float]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return dict(vars(self))
 
 
 def rank_memory(request: PlanRequest, candidate: Candidate, pipeline_rank: int) -> RankMemory:
@@ -136,10 +136,9 @@ def ranks_of_interest(request: PlanRequest, candidate: Candidate) -> list[int]:
 
 def has_fused_kernels(chip: Chip) -> bool:
     """Return True if hlat has kernels of its own for norms, RoPE, SwiGLU and loss on an accelerator."""
-    if chip.device is None:
-        return False
-    backend = backend_of(chip.device).of_chip(chip.vendor, chip.capability)
-    return fuses_in_triton(backend, torch.device("cpu"))  # where the answer is computed; that of a chip has no device
+    backend = chip_backend(chip)
+    # where the answer is computed; that of a chip has no device
+    return backend is not None and fuses_in_triton(backend, torch.device("cpu"))
 
 
 def _eager_kernels(request: PlanRequest) -> EagerKernels:

@@ -128,7 +128,6 @@ class Instant:
     last_waiting: int  # those of ``last`` whose input gradients are computed
 
 
-@lru_cache(maxsize=4096)
 def peak_instants(
     schedule: Schedule,
     rank: int,
@@ -138,7 +137,19 @@ def peak_instants(
     sizes: tuple[float, ...],
 ) -> tuple[Instant, ...]:
     """Find the instants of a step at which memory can peak, for stages of these sizes (layers, or in proportion)."""
-    return tuple(_pareto_front(_replay(schedule, rank, ranks, min(count, _ROUNDS * ranks), sends, sizes)))
+    return _peak_instants(schedule, rank, ranks, min(count, _ROUNDS * ranks), sends, sizes)
+
+
+@lru_cache(maxsize=4096)
+def _peak_instants(
+    schedule: Schedule,
+    rank: int,
+    ranks: int,
+    count: int,
+    sends: tuple[tuple[bool, bool], ...],
+    sizes: tuple[float, ...],
+) -> tuple[Instant, ...]:
+    return tuple(_pareto_front(_replay(schedule, rank, ranks, count, sends, sizes)))
 
 
 def _replay(

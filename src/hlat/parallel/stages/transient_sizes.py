@@ -269,7 +269,8 @@ def transient_sizes(
         rounds=kernels.rounds,
         fused=kernels.fused,
     )
-    block, split = block_share(model, layout.tensor), _split_backward_bytes(step, tokens * item)
+    block = block_share(model, layout.tensor)
+    split = tokens * item * _split_elements(model, layout.tensor, layout.sequence_parallel)
     message = tokens * item * model.hidden_size / (layout.tensor if layout.sequence_parallel else 1)
     accumulates = step.micro_batches > 1  # into gradients that an earlier micro-batch has made
     # Without FSDP2 a gradient is cast to the dtype of the weight, and then it is the accumulated one or added to it.
@@ -304,7 +305,8 @@ def transient_sizes(
         # The gradient by a stage's output is that of its last product, unless that has a gathered copy.
         split_received=message if gathers else 0.0,
         split_norm=ends[1] * at_ends.stream,
-        largest_gradient=max(*_parameter_sizes(step), at_ends.matrix * any(ends)) * mode.gradients.itemsize,
+        largest_gradient=max(_largest_parameter(model, layout.tensor), at_ends.matrix * any(ends))
+        * mode.gradients.itemsize,
         block_gradient=block * mode.gradients.itemsize / sharing,
         end_gradient=at_ends.matrix * mode.gradients.itemsize / sharing,
         gradients=gradients / step.virtual,
@@ -322,20 +324,17 @@ def transient_sizes(
     )
 
 
-def _split_backward_bytes(step: StepShape, size: float) -> float:
-    """Bytes per layer kept between the halves of a split backward pass: gradients by outputs of products and norms."""
-    model, count = step.model, step.layout.tensor
+@lru_cache(maxsize=1024)
+def _split_elements(model: ModelConfig, count: int, sequence_parallel: bool) -> float:
+    """Elements per token and layer between the halves of a split backward pass: outputs of products and norms."""
     tensors = model_spec(model).block_tensors
     products = sum(axis_share(model, tensor.rows, count) for tensor in tensors if tensor.is_product)
     norms = sum(
         axis_share(model, tensor.rows, count) for tensor in tensors if tensor.gradient_sum is GradientSum.SEQUENCE
     )
-    return size * (products + norms / (count if step.layout.sequence_parallel else 1))
+    return products + norms / (count if sequence_parallel else 1)
 
 
-def _parameter_sizes(step: StepShape) -> list[float]:
-    model = step.model
-    return [
-        sum(element_share(model, tensor, step.layout.tensor) for tensor in parameter.tensors)
-        for parameter in model_spec(model).block
-    ]
+@lru_cache(maxsize=1024)
+def _largest_parameter(model: ModelConfig, count: int) -> float:
+    return max(sum(element_share(model, tensor, count) for tensor in each.tensors) for each in model_spec(model).block)
