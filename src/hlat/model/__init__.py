@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "activations": "RankWorkload activation_bytes",
+        "activations": "ActivationBytes RankWorkload activation_bytes",
         "architectures": "model_spec",
         "kernels.attention": (
             "ATTENTION attend attention_heads attention_is_used_on attention_kernel builds_masks "

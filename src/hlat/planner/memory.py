@@ -26,6 +26,7 @@ from hlat.parallel import (
     ACCELERATOR,
     EagerKernels,
     RankBytes,
+    StepShape,
     has_embedding_and_head,
     peak_rank_bytes,
     rank_bytes,
@@ -90,39 +91,36 @@ def rank_memory(request: PlanRequest, candidate: Candidate, pipeline_rank: int) 
 
 def estimate_rank_memory(request: PlanRequest, candidate: Candidate, pipeline_rank: int) -> RankMemory:
     """Estimate ``rank_memory`` from numbers of parameters alone, as if all divided evenly: fast."""
-    model, mode, step = request.model, MODES[request.mode], candidate.step_shape(request)
+    return _estimate(request, candidate.step_shape(request), pipeline_rank, _eager_kernels(request))
+
+
+def _estimate(request: PlanRequest, step: StepShape, pipeline_rank: int, kernels: EagerKernels) -> RankMemory:
+    model, mode, layout = step.model, MODES[step.mode], step.layout
     first, last = has_embedding_and_head(step, pipeline_rank)
-    layers = -(-model.layers // candidate.pipeline)
+    layers = -(-model.layers // layout.pipeline)
     # The split gives the rest of an uneven division to ranks without the head.
-    if last and model.layers % candidate.pipeline:
+    if last and model.layers % layout.pipeline:
         layers -= 1
     matrices = 1 if model.tie_embeddings and first and last else first + last
-    ends = matrices * model.vocab_size * model.hidden_size / candidate.tensor
-    elements = layers * block_share(model, candidate.tensor) + ends
-    sharded = candidate.zero > 0 and candidate.shards > 1
-    stored_elements = elements / candidate.shards if sharded else elements
+    ends = matrices * model.vocab_size * model.hidden_size / layout.tensor
+    block, hidden = block_share(model, layout.tensor), hidden_share(model, layout.tensor)
+    elements = layers * block + ends
+    stored_elements = elements / step.shards if step.sharded else elements
     gathered = 0.0
-    if sharded:
+    if step.sharded:
         # A rank with more than three stages gathers three at a time (parallel/stages/rank_memory.py).
-        gathered = ends if candidate.zero == 3 else elements * min(1.0, 3 / candidate.virtual)
-    accumulates = candidate.zero == 1 and candidate.accumulation(request.global_batch) > 1
-    full_gradients = not sharded or candidate.pipeline > 1 or accumulates
+        gathered = ends if layout.zero == 3 else elements * min(1.0, 3 / step.virtual)
+    accumulates = layout.zero == 1 and step.micro_batches > 1
+    full_gradients = not step.sharded or layout.pipeline > 1 or accumulates
+    spec = optimizer_spec(step.optimizer, step.mode)
+    unsharded = layers * hidden * spec.state_bytes(True) + (layers * (block - hidden) + ends) * spec.state_bytes(False)
     state = (
         stored_elements * mode.weights.itemsize + gathered * mode.compute.itemsize,
         (elements if full_gradients else stored_elements) * mode.gradients.itemsize,
-        _state_bytes(request, candidate, layers, ends) * stored_elements / elements
-        + stored_elements * step.component_bytes,
+        unsharded * stored_elements / elements + stored_elements * step.component_bytes,
     )
-    sizes = (layers / candidate.virtual,) * candidate.virtual
-    return _on_device(request, peak_rank_bytes(step, pipeline_rank, sizes, state, _eager_kernels(request)))
-
-
-def _state_bytes(request: PlanRequest, candidate: Candidate, layers: float, ends: float) -> float:
-    """Bytes of optimizer state of a pipeline rank, unsharded; ``ends``: elements of embedding and head."""
-    spec = optimizer_spec(request.optimizer, request.mode)
-    block = block_share(request.model, candidate.tensor)
-    hidden = hidden_share(request.model, candidate.tensor)
-    return layers * hidden * spec.state_bytes(True) + (layers * (block - hidden) + ends) * spec.state_bytes(False)
+    sizes = (layers / step.virtual,) * step.virtual
+    return _on_device(request, peak_rank_bytes(step, pipeline_rank, sizes, state, kernels))
 
 
 def ranks_of_interest(request: PlanRequest, candidate: Candidate) -> list[int]:
@@ -180,9 +178,10 @@ def possible_peak_ranks(candidate: Candidate) -> list[int]:
 
 def estimated_ranks(request: PlanRequest, candidate: Candidate, most: float | None = None) -> list[float]:
     """Estimate the bytes of the ranks that may need most; one that needs over ``most`` ends the list."""
+    step, kernels = candidate.step_shape(request), _eager_kernels(request)
     found: list[float] = []
     for rank in possible_peak_ranks(candidate):
-        found.append(estimate_rank_memory(request, candidate, rank).total)
+        found.append(_estimate(request, step, rank, kernels).total)
         if most is not None and found[-1] > most:
             break
     return found
@@ -196,6 +195,10 @@ class ExactChecks:
         self._left = _MOST_CHECKS
         self.furthest = _FURTHEST_ESTIMATE * limit
         self.found = 0  # layouts that fit though their estimate does not
+
+    def estimates(self, layout: Candidate) -> list[float]:
+        """Estimate the bytes of the ranks that may need most, up to one that says that the layout cannot fit."""
+        return estimated_ranks(self._request, layout, self.furthest)
 
     def may_fit(self, layout: Candidate, estimates: Sequence[float]) -> bool:
         """True if the layout fits by the estimates of its ranks, or might with layers divided unevenly."""

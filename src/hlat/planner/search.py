@@ -87,11 +87,13 @@ def search(request: PlanRequest, *, clock: Callable[[], float] = time.perf_count
     begin = clock()
     tried = list(candidates(request))
     limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
-    # The memory of all, since the search also reports layouts that need little. ``best_layout`` need not.
-    needs = [estimated_ranks(request, candidate) for candidate in tried]
-    peaks = [max(ranks) for ranks in needs]
-    least = min(zip(peaks, range(len(tried)), strict=True), default=None)
     checks = ExactChecks(request, limit)
+    # The memory of all, since the search also reports layouts that need little. ``best_layout`` need not.
+    needs = [checks.estimates(candidate) for candidate in tried]
+    peaks = [max(ranks) for ranks in needs]
+    if tried and min(peaks) > checks.furthest:  # the smallest may be one whose estimates ended early
+        peaks = [estimated_peak(request, candidate) for candidate in tried]
+    least = min(zip(peaks, range(len(tried)), strict=True), default=None)
     possible = [one for one in zip(tried, needs, strict=True) if checks.may_fit(*one)]
     ranked = _best(request, possible, limit, checks)
     fitting = sum(peak <= limit for peak in peaks) + checks.found
@@ -342,15 +344,11 @@ def fitting_positions(
     smallest = {_but_for_recomputation(one): one for one in by_need}
     possible: dict[Hashable, bool] = {}
     checks = ExactChecks(request, limit)
-
-    def estimates(layout: Candidate) -> list[float]:
-        return estimated_ranks(request, layout, checks.furthest if layout.pipeline > 1 else limit)
-
     for index in order:
         key = _but_for_recomputation(tried[index])
         if key not in possible:
-            possible[key] = checks.may_fit(smallest[key], estimates(smallest[key]))
-        if possible[key] and checks.fits(tried[index], estimates(tried[index])):
+            possible[key] = checks.may_fit(smallest[key], checks.estimates(smallest[key]))
+        if possible[key] and checks.fits(tried[index], checks.estimates(tried[index])):
             yield index
 
 

@@ -19,7 +19,7 @@ from hlat.model.kernels.library import are_used_on
 from hlat.model.layers import DecoderBlock, Rope
 from hlat.parallel.layout import StepShape
 from hlat.parallel.stages.backward_memory import EndTensors, loss_peak
-from hlat.parallel.stages.transient_sizes import EagerKernels, block_bytes, saved_bytes
+from hlat.parallel.stages.transient_sizes import EagerKernels, Passed, block_bytes, saved_bytes
 from hlat.precision import MODES
 from hlat.rehearsal.observers import MemoryTracker, OperationObserver
 from tests.support.bf16 import bf16_instructions
@@ -73,8 +73,9 @@ def test_bytes_of_a_blocks_passes_are_those_of_real_tensors(mode: str, policy: s
     step = StepShape(model, ParallelConfig(), 1, LENGTH, ROWS, ROWS, mode, policy)
     cast = dtypes.weights.itemsize if dtypes.weights != dtypes.compute else 0
     kernels = EagerKernels(fused=are_used_on(torch.device("cpu")), head_sums=attention_is_used_on("cpu"))
-    counted = block_bytes(step, kernels, cast, kept=dtypes.gradients.itemsize)
-    saved = saved_bytes(step, (False, False), kernels).per_layer
+    passed = Passed.of(step, (False, False), kernels)
+    counted = block_bytes(passed, kernels, cast, kept=dtypes.gradients.itemsize)
+    saved = saved_bytes(passed).per_layer
 
     block = DecoderBlock(model).to(dtypes.weights)
     torch.manual_seed(0)

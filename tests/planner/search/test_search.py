@@ -40,8 +40,10 @@ def test_the_fullest_rank_is_reported_at_any_position(layout):
     assert found.peak_memory == pytest.approx(max(needs)), needs
 
 
-def test_least_memory_counts_the_fullest_rank_of_each_layout():
-    request = request_for("llama-2-70b", "trn1.32xlarge:4")
+@pytest.mark.parametrize(("model", "cluster"), [("llama-2-70b", "trn1.32xlarge:4"), ("llama-3-405b", "p4d.24xlarge:1")])
+def test_least_memory_counts_the_fullest_rank_of_each_layout(model, cluster):
+    """Nothing fits: nearly, and by far, where no estimate is counted to its last rank at first."""
+    request = request_for(model, cluster)
     most = [
         max(estimate_rank_memory(request, candidate, rank).total for rank in range(candidate.pipeline))
         for candidate in candidates(request)

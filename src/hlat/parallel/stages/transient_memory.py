@@ -10,7 +10,6 @@ updates every element on its own needs no memory besides its state (``optim/adam
 Tests compare the result with rehearsals and real processes (tests/distributed/memory/test_planned.py).
 """
 
-from dataclasses import replace
 from functools import lru_cache
 
 from hlat.config import ParallelConfig, Schedule
@@ -54,7 +53,7 @@ def transient_bytes(
 def _within_budget(rank: TransientSizes, most: float, layers: float) -> TransientSizes:
     """Limit the activations of a pass over ``layers`` layers to ``most`` bytes, and those of a layer to its share."""
     per_pass = min(rank.per_pass, most)
-    return replace(rank, per_pass=per_pass, per_layer=min(rank.per_layer, max(0.0, per_pass - rank.at_entry) / layers))
+    return rank._replace(per_pass=per_pass, per_layer=min(rank.per_layer, max(0.0, per_pass - rank.at_entry) / layers))
 
 
 def _single_stage(step: StepShape, rank: TransientSizes, layers: float) -> list[Bytes]:

@@ -18,6 +18,7 @@ from hlat.activation_checkpointing import recomputed_steps
 from hlat.config import ModelConfig
 from hlat.model import (
     RECOMPUTABLE,
+    ActivationBytes,
     Axis,
     GradientSum,
     ModelShard,
@@ -86,16 +87,6 @@ class BlockBytes:
     by_weights: Peak  # of its second half
 
 
-def saved_bytes(step: StepShape, ends: tuple[bool, bool], kernels: EagerKernels) -> SavedBytes:
-    """Count the bytes that a micro-batch saves on a rank; ``ends``: it has the embedding, it has the head."""
-    return _saved_bytes(_Passed.of(step, ends, kernels))
-
-
-def block_bytes(step: StepShape, kernels: EagerKernels, cast: float, kept: float) -> BlockBytes:
-    """Compute the most bytes that passes of a block have beyond what its forward pass saves; see ``BlockTensors``."""
-    return _block_bytes(_Passed.of(step, (False, False), kernels), cast, kept, kernels.fused, kernels.head_sums)
-
-
 class _ById:
     """A model section as a cache key, compared by identity."""
 
@@ -109,40 +100,53 @@ class _ById:
         return isinstance(other, _ById) and other.model is self.model
 
 
-class _Passed(NamedTuple):
+class Passed(NamedTuple):
     """Everything that the activations of a micro-batch in a layer follow from: the key of the caches."""
 
     model: _ById
     sequence: int
     mode: str
     micro_batch: int
-    shard: ModelShard
-    shared: tuple[bool, int, bool, bool, bool]  # the other fields of ``RankWorkload``
+    ends: tuple[bool, bool]  # the rank has the embedding, it has the head
+    tensor: int  # tensor-parallel ranks
+    sequence_parallel: bool
+    context: int  # context-parallel ranks
+    sharded: bool  # by FSDP2
+    masks: bool
+    isolated: bool
     recomputed: frozenset[str]
 
     @classmethod
-    def of(cls, step: StepShape, ends: tuple[bool, bool], kernels: EagerKernels) -> "_Passed":
+    def of(cls, step: StepShape, ends: tuple[bool, bool], kernels: EagerKernels) -> "Passed":
         layout = step.layout
         return cls(
             _ById(step.model),
             step.sequence,
             step.mode,
             step.micro_batch,
-            ModelShard(0, layout.tensor, range(1), embedding=ends[0], head=ends[1]),
-            (layout.sequence_parallel, layout.context, not step.sharded, kernels.masks, step.isolated),
+            ends,
+            layout.tensor,
+            layout.sequence_parallel,
+            layout.context,
+            step.sharded,
+            kernels.masks,
+            step.isolated,
             # With a budget the caller limits these bytes; here nothing is recomputed.
             recomputed_steps(step.policy, step.parallel) if step.budget is None else frozenset(),
         )
 
-    def saving(self, recomputed: frozenset[str]) -> tuple[ModelConfig, int, int, str, frozenset[str], RankWorkload]:
-        """Return the arguments of ``activation_bytes``."""
-        workload = RankWorkload(self.shard, *self.shared)
-        return self.model.model, self.micro_batch, self.sequence, self.mode, recomputed, workload
+    def activations(self, recomputed: frozenset[str]) -> ActivationBytes:
+        shard = ModelShard(0, self.tensor, range(1), *self.ends)
+        workload = RankWorkload(
+            shard, self.sequence_parallel, self.context, not self.sharded, self.masks, self.isolated
+        )
+        return activation_bytes(self.model.model, self.micro_batch, self.sequence, self.mode, recomputed, workload)
 
 
 @lru_cache(maxsize=65536)
-def _saved_bytes(passed: _Passed) -> SavedBytes:
-    saved = activation_bytes(*passed.saving(passed.recomputed))
+def saved_bytes(passed: Passed) -> SavedBytes:
+    """Count the bytes that a micro-batch saves on a rank."""
+    saved = passed.activations(passed.recomputed)
     ends = saved.ends
     entry = sum(size for name, size in ends.items() if name not in _HEAD_TENSORS)
     by_loss = ends.get("loss_by_hidden", 0) + ends.get("loss_by_head", 0)
@@ -150,13 +154,14 @@ def _saved_bytes(passed: _Passed) -> SavedBytes:
 
 
 @lru_cache(maxsize=65536)
-def _block_bytes(passed: _Passed, cast: float, kept: float, fused: bool, head_sums: bool) -> BlockBytes:
-    model, sequence, mode, micro_batch, shard, shared, recomputed = passed
-    config, tensor = model.model, shard.tensor_count
-    everything, saved = (activation_bytes(*passed.saving(steps)).layer for steps in (frozenset[str](), recomputed))
-    gathers, context = shared[0] and tensor > 1, shared[1]
-    item = MODES[mode].compute.itemsize
-    size = micro_batch * sequence / context * item
+def block_bytes(passed: Passed, kernels: EagerKernels, cast: float, kept: float) -> BlockBytes:
+    """Compute the most bytes that passes of a block have beyond what its forward pass saves; see ``BlockTensors``."""
+    config, micro_batch, recomputed = passed.model.model, passed.micro_batch, passed.recomputed
+    tensor, context = passed.tensor, passed.context
+    everything, saved = (passed.activations(steps).layer for steps in (frozenset[str](), recomputed))
+    gathers = passed.sequence_parallel and tensor > 1
+    item = MODES[passed.mode].compute.itemsize
+    size = micro_batch * passed.sequence / context * item
     inside, keys = size * config.hidden_size, size * axis_share(config, Axis.KEYS, tensor)
     if context > 1:  # recomputed keys and values are those of this rank, before they are gathered
         everything |= {"k": round(keys), "v": round(keys)}
@@ -177,8 +182,8 @@ def _block_bytes(passed: _Passed, cast: float, kept: float, fused: bool, head_su
         reorders=micro_batch > 1,
         cast=cast,
         kept=kept,
-        fused=fused,
-        head_sums=head_sums * _head_sums(config, micro_batch, sequence, tensor),
+        fused=kernels.fused,
+        head_sums=kernels.head_sums * _head_sums(config, micro_batch, passed.sequence, tensor),
     )
     return BlockBytes(forward_bytes(tensors), backward_peak(tensors), input_peak(tensors), weight_peak(tensors))
 
@@ -212,8 +217,7 @@ def _weights(config: ModelConfig, elements: Callable[..., float]) -> dict[str, t
     return found
 
 
-@dataclass(frozen=True)
-class TransientSizes:
+class TransientSizes(NamedTuple):
     """Transient bytes of a rank, by purpose."""
 
     per_pass: float  # activations that a micro-batch saves in one stage
@@ -253,46 +257,68 @@ def transient_sizes(
     step: StepShape, layers: float, ends: tuple[bool, bool], gradients: float, kernels: EagerKernels
 ) -> TransientSizes:
     """Count the transient tensors of a rank with this many layers; ``ends``: it has the embedding, it has the head."""
-    model, mode, layout = step.model, MODES[step.mode], step.layout
-    saved = saved_bytes(step, ends, kernels)
-    tokens = step.micro_batch * step.sequence / layout.context
-    item, stored = mode.compute.itemsize, (mode.compute if step.sharded else mode.weights).itemsize
-    gathers = layout.sequence_parallel and layout.tensor > 1
+    layout, accumulates = step.layout, step.micro_batches > 1
+    sharing = step.shards if step.sharded and layout.pipeline == 1 and (layout.zero > 1 or not accumulates) else 1
+    found = _sizes(
+        Passed.of(step, ends, kernels), kernels, layout.zero, layout.pipeline > 1, accumulates, sharing, step.virtual
+    )
+    return found._replace(
+        per_pass=(layers * found.per_layer + found.at_entry) / step.virtual,
+        split_pass=layers / step.virtual * found.split_layer,
+        gradients=gradients / step.virtual,
+    )
+
+
+@lru_cache(maxsize=65536)
+def _sizes(
+    passed: Passed,
+    kernels: EagerKernels,
+    zero: int,
+    pipelined: bool,
+    accumulates: bool,  # into gradients that an earlier micro-batch has made
+    sharing: int,  # ranks that the gradients of a block and of the ends are sharded over
+    virtual: int,
+) -> TransientSizes:
+    """Count the transient tensors of a rank, for no layers: the same for thousands of layouts of a search."""
+    model, mode, tensor = passed.model.model, MODES[passed.mode], passed.tensor
+    ends, sharded = passed.ends, passed.sharded
+    saved = saved_bytes(passed)
+    tokens = passed.micro_batch * passed.sequence / passed.context
+    item, stored = mode.compute.itemsize, (mode.compute if sharded else mode.weights).itemsize
+    gathers = passed.sequence_parallel and tensor > 1
     at_ends = EndTensors(
         model,
-        layout.tensor,
+        tensor,
         tokens,
         item,
         stored,
         gathers,
-        reorders=step.micro_batch > 1,
+        reorders=passed.micro_batch > 1,
         rounds=kernels.rounds,
         fused=kernels.fused,
     )
-    block = block_share(model, layout.tensor)
-    split = tokens * item * _split_elements(model, layout.tensor, layout.sequence_parallel)
-    message = tokens * item * model.hidden_size / (layout.tensor if layout.sequence_parallel else 1)
-    accumulates = step.micro_batches > 1  # into gradients that an earlier micro-batch has made
+    block = block_share(model, tensor)
+    message = tokens * item * model.hidden_size / (tensor if passed.sequence_parallel else 1)
     # Without FSDP2 a gradient is cast to the dtype of the weight, and then it is the accumulated one or added to it.
     cast = stored if stored != item else 0
-    first_kept = item if step.sharded else mode.gradients.itemsize
-    whole = not step.sharded or layout.pipeline > 1 or layout.zero == 1  # gradients between micro-batches
-    in_place = accumulates and whole and (not step.sharded or mode.compute == mode.gradients)
+    first_kept = item if sharded else mode.gradients.itemsize
+    whole = not sharded or pipelined or zero == 1  # gradients between micro-batches
+    in_place = accumulates and whole and (not sharded or mode.compute == mode.gradients)
     kept = 0 if in_place else first_kept
     tied = model.tie_embeddings and all(ends)  # one matrix on this rank
-    matrices = 1 if tied or step.gathers_ends_apart else sum(ends)
+    ends_apart = sharded and zero == 3 and not pipelined and not model.tie_embeddings
+    matrices = 1 if tied or ends_apart else sum(ends)
     # A tied head's gradient waits in autograd for that of the embedding, whatever is accumulated later.
     waiting = at_ends.matrix * stored if tied else 0.0
     first_head = waiting or ends[1] * at_ends.matrix * first_kept
-    sharing = step.shards if step.sharded and layout.pipeline == 1 and (layout.zero > 1 or not accumulates) else 1
-    reduced = mode.reduction.itemsize if step.sharded else 0
+    reduced = mode.reduction.itemsize if sharded else 0
     return TransientSizes(
-        per_pass=(layers * saved.per_layer + saved.at_entry) / step.virtual,
+        per_pass=0.0,
         per_layer=saved.per_layer,
         at_entry=saved.at_entry,
         final_norm=saved.final_norm,
         by_loss=saved.by_loss,
-        block=block_bytes(step, kernels, cast, kept),
+        block=block_bytes(passed._replace(ends=(False, False)), kernels, cast, kept),
         embedding=embedding_peak(at_ends) if ends[0] else None,
         loss=loss_peak(at_ends) if ends[1] else None,
         loss_backward=loss_backward_bytes(at_ends),
@@ -300,27 +326,26 @@ def transient_sizes(
         head_waits=bool(waiting),
         head_gradient=waiting if in_place else first_head,
         first_head_gradient=first_head,
-        split_layer=split,
-        split_pass=layers / step.virtual * split,
+        split_layer=tokens * item * _split_elements(model, tensor, passed.sequence_parallel),
+        split_pass=0.0,
         # The gradient by a stage's output is that of its last product, unless that has a gathered copy.
         split_received=message if gathers else 0.0,
         split_norm=ends[1] * at_ends.stream,
-        largest_gradient=max(_largest_parameter(model, layout.tensor), at_ends.matrix * any(ends))
-        * mode.gradients.itemsize,
+        largest_gradient=max(_largest_parameter(model, tensor), at_ends.matrix * any(ends)) * mode.gradients.itemsize,
         block_gradient=block * mode.gradients.itemsize / sharing,
         end_gradient=at_ends.matrix * mode.gradients.itemsize / sharing,
-        gradients=gradients / step.virtual,
+        gradients=0.0,
         # Several stages of a rank gather all their blocks at once: they are among the parameters within a step.
-        gathered=block * item if layout.zero == 3 and step.sharded and step.virtual == 1 else 0.0,
-        block_gather=block * item if step.sharded else 0.0,
-        last_gather=block * item * min(2, step.virtual) if layout.zero == 3 and step.sharded else 0.0,
-        block_kept=block * kept if step.sharded else 0.0,
+        gathered=block * item if zero == 3 and sharded and virtual == 1 else 0.0,
+        block_gather=block * item if sharded else 0.0,
+        last_gather=block * item * min(2, virtual) if zero == 3 and sharded else 0.0,
+        block_kept=block * kept if sharded else 0.0,
         block_reduced=block * reduced,
-        end_kept=matrices * at_ends.matrix * item if step.sharded else 0.0,
+        end_kept=matrices * at_ends.matrix * item if sharded else 0.0,
         end_reduced=matrices * at_ends.matrix * reduced,
-        head_freed=at_ends.matrix * item if step.gathers_ends_apart else 0.0,
+        head_freed=at_ends.matrix * item if ends_apart else 0.0,
         message=message,
-        virtual=step.virtual,
+        virtual=virtual,
     )
 
 
