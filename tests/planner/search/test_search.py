@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from hlat.parallel.stages.stage_layers import stage_layers
-from hlat.planner.memory import estimate_rank_memory, rank_memory
+from hlat.planner.memory import ExactChecks, estimate_rank_memory, estimated_ranks, rank_memory
 from hlat.planner.plan import fits, make_plan
 from hlat.planner.problem.layouts import candidates, layout_text, parse_layout
 from hlat.planner.report.html_report import step_timeline
-from hlat.planner.search import break_tie, finalists, predict_layout, search
+from hlat.planner.search import break_tie, finalists, fitting_positions, predict_layout, search
 from tests.support.planner.requests import request_for
 
 REQUESTS = [("llama-2-70b", "trn1.32xlarge:16"), ("llama-2-70b", "h100:4"), ("llama-3-8b", "p4d.24xlarge:1")]
@@ -49,6 +49,21 @@ def test_least_memory_counts_the_fullest_rank_of_each_layout(model, cluster):
         for candidate in candidates(request)
     ]
     assert search(request).least_memory[1] == pytest.approx(min(most))
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "share"),
+    [("tiny-125m", "g5.xlarge:4", 0.25), ("tiny-125m", "g5.xlarge:4", 0.5), ("llama-2-7b", "a100-40gb:2", 0.96)],
+)
+def test_no_layout_is_lost_since_the_one_that_recomputes_most_does_not_fit(model, cluster, share):
+    """All estimates, one by one, are the witness: fitting_positions skips those of which the smallest cannot fit."""
+    request = request_for(model, cluster, global_batch=64)
+    tried = [one for one in candidates(request) if one.context == 1 and one.tensor < 4]
+    limit = share * request.cluster.memory_bytes
+    checks = ExactChecks(request, limit)
+    every = [index for index, one in enumerate(tried) if checks.fits(one, estimated_ranks(request, one))]
+    assert list(fitting_positions(request, tried, range(len(tried)), limit)) == every
+    assert 0 < len(every) < len(tried)
 
 
 def test_at_most_three_alternatives_have_the_same_degrees():
