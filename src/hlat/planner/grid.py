@@ -28,6 +28,7 @@ from hlat.planner.search import (
     USABLE_MEMORY_SHARE,
     LayoutPrediction,
     best_layout,
+    by_step,
     fitting_positions,
     step_seconds,
     workload_columns,
@@ -199,8 +200,7 @@ def _alternatives(
     request: PlanRequest, best: LayoutPrediction, tried: Sequence[Candidate]
 ) -> Iterator[tuple[str, Alternative]]:
     """Yield the best layout of each setting that the chosen one does not have."""
-    seconds = step_times(workload_columns(request, tried)).step
-    order = [int(index) for index in np.argsort(seconds, kind="stable")]
+    order = by_step(step_times(workload_columns(request, tried)))
     limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
     domain = request.cluster.domain
     settings = {name: has for name, has in SETTINGS.items() if not has(best.candidate)}
