@@ -27,8 +27,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from hlat.planner.cost.calibration import shipped_interval
-from hlat.planner.problem.workload import RECOMPUTE_POLICIES, Column, WorkloadColumns
-from hlat.planner.search import TIE_TOLERANCE
+from hlat.planner.problem.workload import Column, WorkloadColumns
+from hlat.planner.search import complexity, plainest
 from published_runs.program import run_steps
 from published_runs.published_memory import predicted_gib
 from published_runs.runs import PublishedRun, read_published_runs
@@ -107,20 +107,9 @@ def _choice(runs: Sequence[PublishedRun], steps: Column, members: list[int], ran
 
 
 def _chosen(runs: Sequence[PublishedRun], steps: Column, fitting: list[int], filled: dict[int, float]) -> int:
-    limit = (1 + TIE_TOLERANCE) * min(steps[index] for index in fitting)
-    tied = [index for index in fitting if steps[index] <= limit]
-
-    def is_beaten(index: int) -> bool:
-        return any(steps[one] < steps[index] and filled[one] < filled[index] for one in tied)
-
-    def plainness(index: int) -> tuple[float, ...]:
-        layout, device = runs[index].workload.layout, runs[index].workload.device
-        again = RECOMPUTE_POLICIES.index(layout.recompute), layout.gathers_again
-        degrees = (layout.tensor, layout.pipeline, layout.context, layout.split_backward, layout.virtual)
-        far = layout.tensor > device.domain
-        return (far, layout.pipeline > 1, *again, *degrees, layout.replicas, steps[index])
-
-    return min((index for index in tied if not is_beaten(index)), key=plainness)
+    workloads = [runs[index].workload for index in fitting]
+    complexities = [complexity(one.layout, one.device.domain) for one in workloads]
+    return fitting[plainest(steps[fitting], [filled[index] for index in fitting], complexities)]
 
 
 def memory_shares(runs: Sequence[PublishedRun]) -> list[float]:

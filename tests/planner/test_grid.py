@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 import hlat
-from hlat.planner.grid import GridCell, _doublings, check_grid_options, plan_grid
-from hlat.planner.grid_table import grid_lines, grid_page
+from hlat.planner.grid import GridCell, _doublings, check_grid_options, grid_lines, grid_page, plan_grid
 from hlat.planner.memory import rank_memory, ranks_of_interest
 from hlat.planner.problem.layouts import candidates
 from hlat.planner.problem.question import PlanQuestion

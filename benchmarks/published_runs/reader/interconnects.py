@@ -2,13 +2,15 @@
 
     "NVLink node + 8x NDR400 per node" -> clauses -> [count x] rate [per scope] -> 400e9 bytes per second and node
 
-    clause    = [count "x" | rails] (rate | technology [rate]) ["x" count] [scope]
+    clause    = [count "x" | count name | rails] (rate | technology [rate]) ["x" count] [scope]
     rate      = number unit | number "/" number unit       (Gb/s, Gbps, GB/s, Tb/s, 400G)
     scope     = "per" (node | chip | adapter) | "between nodes" | "inter-node"
 
 Rates of technologies are those of one port, four lanes wide: InfiniBand Trade Association, roadmap
 (FDR 56, EDR 100, HDR 200, NDR 400, XDR 800 Gb/s); NVIDIA's adapters (ConnectX-6 200, -7 400, -8 800); HPE Slingshot-10
 100, -11 200; Omni-Path 100. EFA is a service of the instance: its rate follows from the chip (EC2's list of instances).
+
+"2x HDR per GPU" is two links of each GPU. "8x HDR per GPU" is refused on a node of eight: it may be one link of each.
 """
 
 import re
@@ -40,7 +42,7 @@ _LOCAL = r"nvlink\S*|nvswitch\S*|nvl\d*|neuronlink\S*|xgmi|infinity fabric|ici|p
 _ASIDE = r"storage|management|front-?end|in-?band|out-?of-?band|ethernet nic"  # networks that gradients do not cross
 _NODE = r"node|server|host|instance|machine|box|system|vm"
 _CHIP = r"gpu|chip|accelerator|device|tpu|core"
-_ADAPTER = r"nic|port|link|hca|adapter|card|rail"
+_ADAPTER = r"nic|port|link|hca|adapter|card|rail|interface"
 _SCOPE = re.compile(rf"(?:per|/|each)\s*(?:(?P<node>{_NODE})|(?P<chip>{_CHIP})|(?P<adapter>{_ADAPTER}))s?\b")
 _NUMBER = r"\d[\d,]*(?:\.\d+)?"
 _RATE = re.compile(
@@ -53,13 +55,21 @@ _BETWEEN = re.compile(
     rf"between (?:the )?(?:{_NODE})s|inter-?(?:{_NODE})|(?:{_NODE})-to-(?:{_NODE})|across (?:{_NODE})s"
 )
 # Words between a number of adapters and their rate: makers, technologies, and what an adapter is called.
-_NAMES = rf"nvidia|mellanox|infiniband|ib|roce(?:\s?v?2)?|ethernet|{'|'.join(_PORTS)}|(?:{_ADAPTER})s?"
+_NAMES = (
+    rf"nvidia|mellanox|infiniband|ib|roce(?:\s?v?2)?|ethernet|efa\s?-?(?:v\d)?|bluefield[- ]?\d|single[- ]port|"
+    rf"{'|'.join(_PORTS)}|(?:{_ADAPTER})s?"
+)
 _COUNT = re.compile(rf"(?:(?<![\w.])(\d+)\s*[x*]|\b(two|dual|four|quad|eight))[\s(-]*(?:(?:{_NAMES})[\s(-]*)*$")
 _COUNT_AFTER = re.compile(rf"\s*[x*]\s*(\d+)\b(?!\s*(?:[gt]|(?:(?:compute|worker|[dh]gx) )?(?:{_NODE})s?\b))")
+# "8 ConnectX-7": a number at the beginning of a clause, since "ConnectX 7 NDR" has no seven links.
+_COUNT_OF_NAMES = re.compile(rf"(?:^|[(:])\s*(\d{{1,2}})\s+(?:{_NAMES})(?![a-z])")
+_ONE_EACH = re.compile(rf"\b(?:one|1)\s*(?:(?:{_ADAPTER})s?\s*)?(?:per|for (?:each|every)|/)\s*(?:{_CHIP})\b")
 _UNCLEAR = re.compile(
-    rf"bi-?directional|both directions|(?:per|/|each|for)\s*(?:\d+|two|four|pair of)\s*(?:{_CHIP})s?\b"
+    rf"(?:dual|two|quad)[- ]ports?\b|bi-?directional|both directions|"
+    rf"(?:per|/|each|for)\s*(?:\d+|two|four|pair of)\s*(?:{_CHIP})s?\b"
 )
-_LARGEST_PORT = 800  # Gb/s
+_LARGEST_PORT = 800  # Gb/s; more than what one chip can send
+_MOST_LINKS = 64  # of a node; 32 in instances with EFA
 
 
 @dataclass(frozen=True)
@@ -169,6 +179,38 @@ def _gigabits(rate: re.Match[str]) -> list[float]:
     return [float(number.replace(",", "")) * scale for number in numbers]
 
 
+def _links(small: str, place: tuple[int, int]) -> int:
+    """Number of links of a clause, with a rate or technology at a place of it; 0 if it has none."""
+    start, end = place
+    rate = _RATE.search(small)
+    rails = re.search(r"\b(\d+|single|dual|quad)[- ]?rail", small)
+    nics = re.search(rf"\b(\d+|two|four|eight)\s*(?:{_ADAPTER})s?\b", small)
+    found = (
+        _COUNT.search(small[:start]),
+        _COUNT_AFTER.match(small, end),
+        _COUNT.search(small[: rate.start()]) if rate else None,
+        rails,
+        nics,
+        _COUNT_OF_NAMES.search(small),
+    )
+    word = next((word[word.lastindex or 0] for word in found if word), None)
+    if word is None:
+        return 0
+    count = _RAILS.get(word) or int(word)
+    if not 0 < count <= _MOST_LINKS:
+        raise UnreadableError(f"{count} links of a node: {small!r}")
+    return count
+
+
+def _links_of_node(clause: str, count: int, gigabits: float, chips: int) -> int:
+    """Links of a node, of a clause that says how many a chip has; ``count`` is 0 if it has no number."""
+    if _ONE_EACH.search(clause.lower()) and count in (0, 1, chips):
+        return chips
+    if count > 1 and (count == chips or count * gigabits > _LARGEST_PORT):
+        raise UnreadableError(f"{count} links of a node or of a chip: {clause!r}")
+    return max(count, 1) * chips
+
+
 def _per_node(
     clause: str,
     small: str,
@@ -180,19 +222,10 @@ def _per_node(
     share: float,
 ) -> Network:
     """The rate of a node, from rates of one unit (at a place of the clause), their number and their scope."""
-    start, end = place
-    counted = _COUNT.search(small[:start])
-    after = _COUNT_AFTER.match(small, end)
-    rails = re.search(r"\b(\d+|single|dual|quad)[- ]?rail", small)
-    nics = re.search(r"\b(\d+|two|four|eight)\s*(?:nics?|hcas?|ports?|adapters?|links?)\b", small)
-    word = next((word[word.lastindex or 0] for word in (counted, after, rails, nics) if word), "0")
-    count = _RAILS.get(word) or int(word)
-    scope = _SCOPE.search(small)
+    count, scope = _links(small, place), _SCOPE.search(small)
     reason = ""
-    if scope is not None and scope["chip"] and count > 1:
-        raise UnreadableError(f"{count} links of a node or of a chip: {clause!r}")
     if scope is not None and scope["chip"]:
-        factor = chips
+        factor = _links_of_node(clause, count, max(options), chips)
     elif count:
         factor = count
     elif (scope is not None and scope["node"]) or _BETWEEN.search(small):

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from hlat.planner.cost.step_time import *
     from hlat.planner.expected import *
     from hlat.planner.grid import *
-    from hlat.planner.grid_table import *
     from hlat.planner.memory import *
     from hlat.planner.plan import *
     from hlat.planner.problem.layouts import *
@@ -34,8 +33,7 @@ __getattr__ = lazily(
     {
         "cost.step_time": "OperationTimes Timeline",
         "expected": "days_text usd_words",
-        "grid": "PlanGrid check_grid_options plan_grid",
-        "grid_table": "grid_lines grid_page",
+        "grid": "PlanGrid check_grid_options grid_lines grid_page plan_grid",
         "memory": "device_overhead has_fused_kernels",
         "plan": "TrainingPlan fits format_number make_plan recipe_fragment run_determinism_cost",
         "problem.layouts": "Candidate layout_violations recipe_step",

@@ -40,9 +40,9 @@ from hlat.planner.search import (
     USABLE_MEMORY_SHARE,
     LayoutPrediction,
     SearchResult,
-    best_layout,
     break_tie,
     predict_layout,
+    rank_again,
     search,
     step_seconds,
 )
@@ -121,7 +121,7 @@ class TrainingPlan:
         """The choice at a half and a quarter of a network that nobody stated; empty for a given layout."""
         if self.found is None or not self.request.network_is_assumed:
             return ()
-        return tuple(_at_network(self.request, self.chosen.candidate, share) for share in (0.5, 0.25))
+        return tuple(_at_network(self.request, self.chosen.candidate, self.found, share) for share in (0.5, 0.25))
 
     @property
     def changes(self) -> dict[str, tuple[Any, Any]]:
@@ -226,13 +226,13 @@ class AtNetwork:
         return {"share": self.share, "layout": layout_text(self.layout), "faster": faster, "days": days}
 
 
-def _at_network(request: PlanRequest, chosen: Candidate, share: float) -> AtNetwork:
+def _at_network(request: PlanRequest, chosen: Candidate, found: SearchResult, share: float) -> AtNetwork:
     instance = request.cluster.instance
     slower = instance.model_copy(update={"network": share * instance.network})
     there = replace(request, cluster=replace(request.cluster, instance=slower))
-    kept, best = predict_layout(there, chosen), best_layout(there)
-    # The search for a plan also looks at layouts that need less memory: its choice may be the better one.
-    if best is None or best.step_seconds >= kept.step_seconds:
+    kept = predict_layout(there, chosen)
+    best = break_tie(there, [kept, *rank_again(there, found)])
+    if best.step_seconds >= kept.step_seconds:
         best = kept
     faster = 1 - best.step_seconds / kept.step_seconds
     return AtNetwork(share, best.candidate, faster, likely(best).days)
@@ -323,7 +323,7 @@ def make_plan(request: PlanRequest, layout: str | None = None) -> TrainingPlan:
     if not found.ranked:
         raise PlanError(nothing_fits(request, found))
     ranked = [likely(one) for one in found.ranked]
-    chosen = break_tie(ranked, request.cluster.domain)
+    chosen = break_tie(request, ranked)
     return TrainingPlan(request, chosen, tuple(ranked), found, _simulated_goodput(request, chosen))
 
 

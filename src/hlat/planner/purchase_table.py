@@ -17,8 +17,15 @@ from hlat.planner.plan import layout_json, make_plan
 from hlat.planner.problem.devices import comparison_note, why_not_runnable
 from hlat.planner.problem.layouts import layout_text
 from hlat.planner.purchase import CHINCHILLA, ModelSize, Purchase, SizedRun, missed_by_reason, optimal_tokens
-from hlat.planner.report.costs import cost_parts, cost_sentence, price_origin, price_sentence
-from hlat.planner.report.explanation import energy_sentence, expectation, storage_sentence
+from hlat.planner.report.explanation import (
+    cost_parts,
+    cost_sentence,
+    energy_sentence,
+    expectation,
+    price_origin,
+    price_sentence,
+    storage_sentence,
+)
 from hlat.planner.report.terminal import table_lines, wrapped
 from hlat.runtime.quantities import rounded_text, short_count, usd_text
 

@@ -1,7 +1,9 @@
 """Search for the best layouts of a request.
 
     candidates -> memory of the fullest ranks -> fits? -> step_times of those that do, as columns
-               -> finalists -> pipeline simulated, memory counted exactly -> LayoutPrediction -> ranked -> break_tie
+               -> finalists -> pipeline simulated, memory counted exactly -> LayoutPrediction -> ranked
+    ranked -> break_tie -> plainest: the rule of the choice, which published sweeps are judged by too
+    rank_again: the layouts of a search on another network, which changes times but not what fits
     best_layout: the winner alone, for many clusters of one question; fastest first, until enough of them fit
 
 Formulas (planner/cost/step_time.py) rank all candidates. For the few best, the pipeline is simulated event by event and
@@ -20,7 +22,6 @@ from math import inf
 
 import numpy as np
 
-from hlat.config import ZERO_BUBBLE
 from hlat.model import count_parameters, flops_per_token, hidden_share
 from hlat.optim import optimizer_spec
 from hlat.parallel import matrix_shapes, stage_layers
@@ -32,7 +33,14 @@ from hlat.planner.memory import ExactChecks, RankMemory, estimated_ranks, rank_m
 from hlat.planner.problem.devices import request_device
 from hlat.planner.problem.layouts import Candidate, candidates
 from hlat.planner.problem.request import PlanRequest
-from hlat.planner.problem.workload import RECOMPUTE_POLICIES, ModelShape, OptimizerCost, Workload, WorkloadColumns
+from hlat.planner.problem.workload import (
+    RECOMPUTE_POLICIES,
+    ModelShape,
+    OptimizerCost,
+    StepLayout,
+    Workload,
+    WorkloadColumns,
+)
 from hlat.precision import MODES
 
 USABLE_MEMORY_SHARE = 0.96  # of a device; the rest is reserved for allocations that a plan does not model
@@ -80,6 +88,7 @@ class SearchResult:
     fitting: int  # candidates that fit into memory, of those tried
     least_memory: tuple[Candidate, float] | None  # with its bytes; None without candidates
     seconds: float  # duration of the search
+    layouts: Sequence[Candidate]  # that fit, all but the doubtful ones that nobody had to count
 
 
 def search(request: PlanRequest, *, clock: Callable[[], float] = time.perf_counter) -> SearchResult:
@@ -98,7 +107,16 @@ def search(request: PlanRequest, *, clock: Callable[[], float] = time.perf_count
     ranked = _best(request, possible, limit, checks)
     fitting = sum(peak <= limit for peak in peaks) + checks.found
     smallest = None if least is None else (tried[least[1]], least[0])
-    return SearchResult(ranked, len(tried), fitting, smallest, clock() - begin)
+    counted = {id(prediction.candidate) for prediction in ranked}
+    sure = [one for one, peak in zip(tried, peaks, strict=True) if peak <= limit or id(one) in counted]
+    return SearchResult(ranked, len(tried), fitting, smallest, clock() - begin, sure)
+
+
+def rank_again(request: PlanRequest, found: SearchResult) -> list[LayoutPrediction]:
+    """Rank the layouts of a search for a request that differs in rates of links only; fastest first."""
+    times = step_times(workload_columns(request, found.layouts))
+    fastest = finalists(found.layouts, by_step(times))
+    return _completed(request, found.layouts, times, fastest)
 
 
 def predict_layout(request: PlanRequest, candidate: Candidate) -> LayoutPrediction:
@@ -120,16 +138,27 @@ def _best(
         return []
     layouts, needs = zip(*possible, strict=True)
     peaks = [max(ranks) for ranks in needs]
-    columns = workload_columns(request, layouts)
-    times = step_times(columns)
-    order = [int(index) for index in np.argsort(times.step, kind="stable")]
+    times = step_times(workload_columns(request, layouts))
+    order = by_step(times)
     # Exact checks are few and cost time: they are spent in the order of step time, while finalists are wanted.
     fastest = finalists(layouts, (index for index in order if checks.fits(layouts[index], needs[index])))
     sparing = _memory_finalists(peaks, [index for index in order if peaks[index] <= limit])
-    indices = {**dict.fromkeys(fastest), **dict.fromkeys(sparing)}
-    finished = [complete_prediction(request, layouts[index], times, index) for index in indices]
-    fitting_exactly = [prediction for prediction in finished if prediction.peak_memory <= limit]
-    return sorted(fitting_exactly, key=_fastest_first)
+    return _completed(request, layouts, times, {**dict.fromkeys(fastest), **dict.fromkeys(sparing)})
+
+
+def by_step(times: StepTimes) -> list[int]:
+    """Positions of the layouts, fastest first."""
+    return [int(index) for index in np.argsort(times.step, kind="stable")]
+
+
+def _completed(
+    request: PlanRequest, layouts: Sequence[Candidate], times: StepTimes, indices: Iterable[int]
+) -> list[LayoutPrediction]:
+    """Complete predictions of those of some layouts that fit by the exact count, fastest first."""
+    found = [complete_prediction(request, layouts[index], times, index) for index in indices]
+    limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
+    fitting = [prediction for prediction in found if prediction.peak_memory <= limit]
+    return sorted(fitting, key=lambda one: (one.step_seconds, one.peak_memory))
 
 
 def finalists(layouts: Sequence[Candidate], order: Iterable[int]) -> list[int]:
@@ -288,30 +317,44 @@ TIE_TOLERANCE = 0.02
 """Predicted times that differ by less than this share are a tie."""
 
 
-def break_tie(ranked: Sequence[LayoutPrediction], domain: int) -> LayoutPrediction:
-    """Take the plainest of the layouts tied with the fastest, which come first; ``domain`` devices share fast links."""
-    tied = [one for one in ranked if one.step_seconds <= (1 + TIE_TOLERANCE) * ranked[0].step_seconds]
-    # Nobody would want a layout that another one beats in both time and memory.
-    kept = [one for one in tied if not any(_beats(other, one) for other in tied)]
-    return min(kept, key=lambda one: _plainness(one, domain))
+def plainest(steps: Sequence[float], peaks: Sequence[float], complexities: Sequence[tuple[float, ...]]) -> int:
+    """Position of the layout to take, of some that fit: the least complex of those tied with the fastest.
+
+    ``steps`` are seconds, ``peaks`` memory in any unit. One that another beats in both is not taken.
+    """
+    limit = (1 + TIE_TOLERANCE) * min(steps)
+    tied = [index for index, step in enumerate(steps) if step <= limit]
+
+    # Who beats a tied layout is faster, so tied as well.
+    def is_beaten(index: int) -> bool:
+        return any(steps[one] < steps[index] and peaks[one] < peaks[index] for one in tied)
+
+    kept = (index for index in tied if not is_beaten(index))
+    return min(kept, key=lambda index: (complexities[index], steps[index], peaks[index]))
 
 
-def _beats(one: LayoutPrediction, other: LayoutPrediction) -> bool:
-    return one.step_seconds < other.step_seconds and one.peak_memory < other.peak_memory
+def complexity(layout: StepLayout, domain: int) -> tuple[float, ...]:
+    """What a layout needs that a plainer one does without, the most important first.
+
+    ``domain`` devices share fast links.
+    """
+    again = RECOMPUTE_POLICIES.index(layout.recompute), layout.gathers_again
+    degrees = (layout.tensor, layout.pipeline, layout.context, layout.split_backward, layout.virtual)
+    return (layout.tensor > domain, layout.pipeline > 1, *again, *degrees, layout.replicas)
 
 
-def _plainness(prediction: LayoutPrediction, domain: int) -> tuple[float, ...]:
-    layout = prediction.candidate
-    again = RECOMPUTE_POLICIES.index(layout.recompute), layout.parallel.gathers_again
-    degrees = (layout.tensor, layout.pipeline, layout.context, layout.schedule in ZERO_BUBBLE, layout.virtual)
-    return (layout.tensor > domain, layout.pipeline > 1, *again, *degrees, layout.replicas, prediction.step_seconds)
+def break_tie(request: PlanRequest, ranked: Sequence[LayoutPrediction]) -> LayoutPrediction:
+    """Take the plainest of the layouts tied with the fastest."""
+    domain = request.cluster.domain
+    complexities = [complexity(one.candidate.step_layout(request), domain) for one in ranked]
+    return ranked[plainest([one.step_seconds for one in ranked], [one.peak_memory for one in ranked], complexities)]
 
 
 def best_layout(request: PlanRequest) -> LayoutPrediction | None:
     """Predict the layout that a plan of the request takes; None if none fits."""
     ranked = fastest_layouts(request)
     # A plan may take another, equally fast one: it also looks at layouts that need less memory, which may be plainer.
-    return break_tie(ranked, request.cluster.domain) if ranked else None
+    return break_tie(request, ranked) if ranked else None
 
 
 def fastest_layouts(request: PlanRequest) -> list[LayoutPrediction]:
@@ -321,14 +364,7 @@ def fastest_layouts(request: PlanRequest) -> list[LayoutPrediction]:
         return []
     times = step_times(workload_columns(request, tried))
     limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
-    fastest_first = [int(index) for index in np.argsort(times.step, kind="stable")]
-    indices = finalists(tried, fitting_positions(request, tried, fastest_first, limit))
-    found = [complete_prediction(request, tried[index], times, index) for index in indices]
-    return sorted((one for one in found if one.peak_memory <= limit), key=_fastest_first)
-
-
-def _fastest_first(prediction: LayoutPrediction) -> tuple[float, float]:
-    return prediction.step_seconds, prediction.peak_memory
+    return _completed(request, tried, times, finalists(tried, fitting_positions(request, tried, by_step(times), limit)))
 
 
 def fitting_positions(

@@ -72,7 +72,7 @@ def cluster_words(request: PlanRequest) -> str:
 def _if_it_fits(request: PlanRequest) -> Iterator[tuple[PlanRequest, LayoutPrediction]]:
     ranked = search(request).ranked
     if ranked:
-        yield request, likely(break_tie(ranked, request.cluster.domain))
+        yield request, likely(break_tie(request, ranked))
 
 
 def _more_instances(request: PlanRequest) -> Iterator[tuple[PlanRequest, LayoutPrediction]]:

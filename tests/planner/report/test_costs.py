@@ -11,7 +11,7 @@ from hlat.hardware.catalog import InstancePrice
 from hlat.planner.plan import make_plan
 from hlat.planner.problem.request import PlanRequest
 from hlat.planner.report.comparison import plans_as_json
-from hlat.planner.report.costs import cost_parts, cost_sentence, price_sentence
+from hlat.planner.report.explanation import cost_parts, cost_sentence, price_sentence
 from hlat.planner.search import LayoutPrediction
 from tests.support.planner.requests import request_for
 

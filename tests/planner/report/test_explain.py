@@ -24,8 +24,7 @@ from hlat.planner.report.comparison import (
     rank_plans,
     told_apart,
 )
-from hlat.planner.report.costs import cost_sentence
-from hlat.planner.report.explanation import compare, expectation, explain, network_sentence
+from hlat.planner.report.explanation import compare, cost_sentence, expectation, explain, network_sentence
 from hlat.planner.report.html_report import chrome_trace, html_page, step_timeline
 from hlat.planner.report.terminal import plan_lines
 from hlat.planner.search import TIE_TOLERANCE, predict_layout

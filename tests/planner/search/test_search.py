@@ -3,13 +3,23 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hlat.parallel.stages.stage_layers import stage_layers
 from hlat.planner.memory import ExactChecks, estimate_rank_memory, estimated_ranks, rank_memory
 from hlat.planner.plan import fits, make_plan
 from hlat.planner.problem.layouts import candidates, layout_text, parse_layout
 from hlat.planner.report.html_report import step_timeline
-from hlat.planner.search import break_tie, finalists, fitting_positions, predict_layout, search
+from hlat.planner.search import (
+    TIE_TOLERANCE,
+    break_tie,
+    finalists,
+    fitting_positions,
+    plainest,
+    predict_layout,
+    search,
+)
 from tests.support.planner.requests import request_for
 
 REQUESTS = [("llama-2-70b", "trn1.32xlarge:16"), ("llama-2-70b", "h100:4"), ("llama-3-8b", "p4d.24xlarge:1")]
@@ -78,11 +88,34 @@ def test_a_tie_goes_to_the_plainest_layout_that_none_of_them_beats():
     far, near = (predict_layout(request, parse_layout(text, request)) for text in ("tp=16", "tp=8,pp=2,recompute=full"))
     far, near = replace(far, step_seconds=1.0), replace(near, step_seconds=1.015)
     assert far.peak_memory > near.peak_memory
-    assert break_tie([far, near], domain=8) is near
-    assert break_tie([far, replace(near, step_seconds=1.025)], domain=8) is far
+    assert break_tie(request, [far, near]) is near
+    assert break_tie(request, [far, replace(near, step_seconds=1.025)]) is far
     less = {rank: replace(memory, parameters=0.0) for rank, memory in near.memory.items()}
     better = replace(far, memory=less, step_seconds=1.0)
-    assert break_tie([better, near], domain=8) is better, "the plainer one is slower and needs more"
+    assert break_tie(request, [better, near]) is better, "the plainer one is slower and needs more"
+
+
+# Near enough to each other that many are tied and some are equal.
+LAYOUT = st.tuples(st.integers(1000, 1060), st.integers(1, 6), st.tuples(st.integers(0, 1), st.integers(0, 2)))
+
+
+@given(st.lists(LAYOUT, min_size=1))
+def test_no_choice_is_beaten_in_time_and_memory_nor_passes_a_plainer_one(layouts):
+    """Of all layouts, not only of those tied: so none at the edge of memory where a faster one needs less."""
+    step, peak, complexity = layouts[plainest(*zip(*layouts, strict=True))]
+    assert not [one for one in layouts if one[0] < step and one[1] < peak]
+    limit = (1 + TIE_TOLERANCE) * min(one[0] for one in layouts)
+    assert step <= limit
+    for one in layouts:
+        if one[0] <= limit and one[2] < complexity:
+            assert any(other[0] < one[0] and other[1] < one[1] for other in layouts), "a plainer one was passed"
+
+
+@pytest.mark.parametrize(("model", "cluster"), REQUESTS)
+def test_no_layout_of_a_table_beats_that_of_its_plan(model, cluster):
+    plan = make_plan(request_for(model, cluster, global_batch=128))
+    faster = [one for one in plan.ranked if one.step_seconds < plan.chosen.step_seconds]
+    assert all(one.peak_memory >= plan.chosen.peak_memory for one in faster)
 
 
 def test_all_schedules_and_zero_stages_are_tried_but_on_trainium_only_calibrated_ones():

@@ -16,7 +16,7 @@ from hlat.planner.plan import TrainingPlan, fits, make_plan
 from hlat.planner.problem.layouts import parse_layout
 from hlat.planner.problem.question import PlanQuestion, RankBy
 from hlat.planner.problem.request import resolve_request
-from hlat.planner.report.costs import cost_parts, price_origin
+from hlat.planner.report.explanation import cost_parts, price_origin
 from hlat.planner.search import LayoutPrediction, predict_layout
 from hlat.runtime.errors import PlanError
 

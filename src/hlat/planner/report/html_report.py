@@ -31,12 +31,13 @@ from hlat.planner.expected import interval_text, median_days, median_energy, med
 from hlat.planner.plan import TrainingPlan, layout_json
 from hlat.planner.problem.devices import comparison_note
 from hlat.planner.report.comparison import comparison_lines, pareto_front_of_plans
-from hlat.planner.report.costs import cost_sentence, price_sentence
 from hlat.planner.report.explanation import (
+    cost_sentence,
     energy_sentence,
     expectation,
     explain,
     network_sentence,
+    price_sentence,
     recipe_sentence,
     storage_sentence,
 )

@@ -95,8 +95,8 @@ def test_programs_in_c_lose_no_time_between_kernels():
     eager, compiled = read(framework="nanoGPT", **small), read(framework="llm.c (CUDA C)", **small)
     assert eager.software.eager and not compiled.software.eager
     assert times(compiled).host == 0 < times(eager).host
-    more = read(framework="nanotron", **small)
-    assert times(more).host > times(read(framework="picotron", **small)).host
+    fused = times(read(framework="nanotron", **small)).host
+    assert times(eager).host > fused > 0, "norms and rotations of eager Llama blocks are more kernels"
 
 
 @pytest.mark.parametrize("memory", ["96GB HBM2e, 2.4 TB/s", "96 GB, 2400 GB/s", "96GB at 2.4TB/s (500 W)"])

@@ -111,6 +111,48 @@ def test_published_words_for_networks(text, gigabytes):
     assert network(text) == pytest.approx(gigabytes * 1e9)
 
 
+SPELLINGS = {  # Gb/s of a node of eight, whose catalog has another rate
+    3200: [
+        "8x ConnectX-7 400 Gb/s per node", "8x ConnectX-7 400Gb/s", "8 x ConnectX-7 (400 Gb/s) per node",
+        "8x NVIDIA ConnectX-7 NDR 400 Gb/s InfiniBand", "8 ConnectX-7 400 Gb/s NICs per node", "ConnectX-7 x8",
+        "eight ConnectX-7 400 Gb/s adapters per node", "ConnectX-7 400 Gb/s per GPU", "one ConnectX-7 per GPU",
+        "CX-7 400G per GPU", "8xCX7", "8× CX-7 NDR 400Gb/s", "ConnectX-7 (8x 400 Gb/s)", "ConnectX-7 8x400Gbps",
+        "8x single-port ConnectX-7", "8x BlueField-3 400 Gb/s", "8x NDR", "8xNDR400 per node", "8 NDR ports per node",
+        "8 NDR links per node", "InfiniBand NDR (8x 400 Gb/s)", "8x NDR InfiniBand (400 Gb/s each) per node",
+        "NDR InfiniBand 3.2 Tb/s per node", "NDR InfiniBand 3200 Gbps", "NDR per GPU", "1x NDR per GPU",
+        "2x HDR per GPU", "2x 200 Gb/s NICs per GPU", "two HDR links per GPU", "2 HDR links per GPU", "8-rail NDR",
+        "8x 400 Gb/s (one per GPU)", "8x 400 Gb/s, 1 NIC per GPU", "32x EFA 100 Gb/s", "32x 100 Gb/s EFA per instance",
+        "32 EFA interfaces of 100 Gb/s", "4x 100 Gb/s EFA per GPU", "EFA", "EFAv2", "EFA v3", "EFA 3200 Gb/s per node",
+        "8x 400 Gb/s RoCEv2", "8 rails of 400 Gb/s", "8x 50 GB/s",
+    ],
+    1600: ["8x HDR", "8x ConnectX-6 200 Gb/s", "8x NDR200 per node", "HDR per GPU", "16x HDR100 per node"],
+    800: ["4x HDR per node", "Mellanox ConnectX-6 HDR 200 Gb/s x 4 per node", "4x Slingshot-11 200 Gb/s"],
+    400: ["EFA 400 Gb/s per node", "4x EFA 100 Gb/s", "one ConnectX-7 per node", "dual-rail HDR", "NDR per node"],
+    200: ["HDR 200 Gb/s between nodes", "2x HDR100 per node", "ConnectX-6 Dx 100 Gb/s x2"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("gigabits", SPELLINGS)
+def test_adapters_and_generations_as_users_spell_them(gigabits):
+    """The digits of a name are neither a number of links nor a rate; ``usual`` decides none of these."""
+    for text in SPELLINGS[gigabits]:
+        for spelt in (text, text if "GB/s" in text else text.lower()):
+            assert network(spelt, usual=1e9) == pytest.approx(gigabits * 1e9 / 8), spelt
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "8x HDR per GPU", "16x HDR per GPU", "4x 400 Gb/s per GPU", "4x 400 Gb/s (one per GPU)",  # whose links?
+        "1000x NDR per node", "400x NDR", "0x NDR per node",
+        "4x dual-port ConnectX-7 400 Gb/s", "8x 400 Gb/s NICs per 8 GPUs",
+    ],
+)  # fmt: skip
+def test_a_number_of_links_that_no_node_or_chip_has_is_refused(text):
+    with pytest.raises(UnreadableError):
+        read_network(text, "h100", 8, 400e9)
+
+
 def test_efa_depends_on_the_chip():
     assert [network("EFA", chip=chip) / 1e9 for chip in ("a100", "h100", "trainium1")] == [50, 400, 100]
 

@@ -112,13 +112,14 @@ def test_pax_words_for_recomputing_everything():
 def test_gradients_in_sixteen_bits_and_fused_kernels():
     plain, halved = read(), read(precision="bf16 (main gradients bf16)")
     assert (plain.workload.software.gradient_bytes, halved.workload.software.gradient_bytes) == (4, 2)
-    assert read(framework="Megatron-LM, Transformer Engine").workload.software.fused
+    plain, engine = (read(framework=f"Megatron-LM{words}") for words in ("", ", Transformer Engine"))
+    assert plain.workload.software.composed and not engine.workload.software.composed
 
 
 def test_eager_code_composes_norms_and_rotations():
     names = ("PyTorch FSDP (transformers)", "PyTorch FSDP + torch.compile", "Megatron-LM", "PaddlePaddle (PaddleNLP)")
     eager, compiled, megatron, paddle = (read(framework=name).workload.software.composed for name in names)
-    assert eager and paddle and not compiled and not megatron
+    assert eager and paddle and megatron and not compiled
     assert not read(gated_mlp="0").workload.software.composed, "blocks of GPT have torch's layer norm, one kernel"
 
 
@@ -135,22 +136,30 @@ def test_losses_and_sums_of_gradients_follow_the_framework():
     assert software(framework="MaxText").loss_bytes == FUSED_LOSS_BYTES, "XLA fuses it"
 
 
-def test_kernels_and_checkpoints_of_megatron_lm():
+def test_checkpoints_and_sums_of_programs():
+    """Who recomputes a block to its end, and who hides the sums of gradients: the programs' defaults."""
+
     def software(framework):
         return read(**PIPELINE | {"framework": framework}).workload.software
 
-    found = {
-        name: (one.causal_softmax, one.recomputes_sums, one.zeroed_sums)
-        for name in ("Megatron-LM", "Megatron-DeepSpeed", "DeepSpeed", "PyTorch FSDP", "MaxText")
-        if (one := software(name))
-    }
+    names = ("Megatron-LM", "Megatron-DeepSpeed", "DeepSpeed", "NeMo 24.05", "PyTorch FSDP", "MaxText")
+    found = {name: (software(name).recomputes_sums, software(name).overlaps_sums) for name in names}
     assert found == {
-        "Megatron-LM": (True, True, True),
-        "Megatron-DeepSpeed": (True, True, False),
-        "DeepSpeed": (False, True, False),
-        "PyTorch FSDP": (False, False, False),
-        "MaxText": (False, False, True),
+        "Megatron-LM": (True, False),
+        "Megatron-DeepSpeed": (True, False),
+        "DeepSpeed": (True, False),
+        "NeMo 24.05": (True, True),
+        "PyTorch FSDP": (False, True),
+        "MaxText": (False, False),
     }
+    assert software("Megatron-LM overlap-grad-reduce").overlaps_sums
+    waits, hides = seconds(
+        *(
+            read(pp="1", dp="64", zero_stage="1", framework=f"Megatron-LM FlashAttention-2{words}")
+            for words in ("", " overlap-grad-reduce")
+        )
+    )
+    assert hides < waits
 
 
 def test_programs_with_transformer_engine_gather_in_fp8():
