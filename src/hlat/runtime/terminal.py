@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TextIO
@@ -122,6 +122,18 @@ def plural(count: int, noun: str) -> str:
         ending = "es" if noun.endswith("s") else "ies" if noun.endswith("y") else "s"
         noun = (noun[:-1] if ending == "ies" else noun) + ending
     return f"{count:,} {noun}"
+
+
+NAMED = 3
+"""Items of a list that a message, a line or a legend names; the others are counted."""
+
+
+def listed(items: Iterable[object], most: int = NAMED, between: str = ", ") -> str:
+    """Join items, of which the first ``most`` are named and the others counted: ``a, b, c and 37 more``."""
+    every = list(items)
+    shown, hidden = every[:most], len(every) - most
+    rest = f"{' ' if between == ', ' else between}and {hidden:,} more" if hidden > 0 else ""
+    return f"{between.join(map(str, shown))}{rest}"
 
 
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"

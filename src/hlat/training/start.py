@@ -408,7 +408,8 @@ def _report_notes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     for note in state.training_data.notes:
         tracker.message(note)
     late = [note for data in (prepared, *state.sets.values()) for note in data.training_notes]
-    for note in [*prepared.notes, *late]:
+    # What was said when the data was prepared is not repeated at every start.
+    for note in [*(prepared.notes if state.saved is None else prepared.opening_notes), *late]:
         tracker.message(f"data: {note}")
     report_damaged(state.damaged, tracker)
     report_tier_notes(state.tiers.events, tracker)

@@ -147,7 +147,12 @@ FILES = (
     _check("no such tokenizer", "data.tokenizer.path=nope.json", "no such tokenizer", "set it to null to train one"),
     _check("an id without an owner", "data.tokenizer.path=gpt2", "its id has an owner, as in openai-community/gpt2"),
     _check("weights of torch.save", "checkpoint.init_from={short}", "this is a file", "`hlat import FOLDER` reads"),
-    _check("no validation text", "data.path={rows}", "none of the 2 documents is chosen for validation", "by=tail"),
+    _check(
+        "no validation text",
+        "data.path={rows} data.validation.by=document",
+        "none of the 2 documents is chosen for validation",
+        "by=auto",
+    ),
     _check("no tokenizer", "data.tokenizer.path={rows}", "data.tokenizer.path", "not a tokenizer"),
     _check(
         "tokenizer too large", "data.tokenizer.path={tokenizer} model.vocab_size=200", "the model only 200", "at least"
