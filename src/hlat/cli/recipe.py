@@ -28,8 +28,7 @@ from hlat.cli.terminal import (
     whole_number,
 )
 from hlat.runtime.errors import StorageError
-from hlat.runtime.process import be_verbose
-from hlat.runtime.terminal import plural
+from hlat.runtime.terminal import be_verbose, plural
 
 if TYPE_CHECKING:
     from hlat.config import Recipe, SettingNote

@@ -44,6 +44,7 @@ QuietOption = Annotated[
     bool,
     typer.Option("--quiet", "-q", help="Print warnings and the end only, as tracking.console=warnings."),
 ]
+AllOption = Annotated[bool, typer.Option("--verbose", "-v", help="List everything, not only the first of many.")]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say what was measured and decided, too.")]
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.data.tokenizers.base import TokenIdArray, Tokenizer
-from hlat.runtime.terminal import listed
+from hlat.runtime.terminal import NAMED
 
 Content = str | TokenIdArray  # a text, or token ids: uint32, shape (tokens,), without an end-of-sequence token
 ContentT = TypeVar("ContentT", bound=Content)
@@ -174,4 +174,7 @@ def describe_tails(names: Sequence[str], sources: int, fraction: float) -> str:
 def _sources(names: Sequence[str], sources: int) -> str:
     if sources == 1:
         return "the corpus has"
-    return f"{len(names):,} of {sources:,} sources ({listed(names)}) {'has' if len(names) == 1 else 'have'}"
+    # Not ``listed``: what is recorded with the data must not depend on what is asked for (-v).
+    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    named = f"{', '.join(names[:NAMED])}{more}"
+    return f"{len(names):,} of {sources:,} sources ({named}) {'has' if len(names) == 1 else 'have'}"

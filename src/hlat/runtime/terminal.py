@@ -29,7 +29,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _CONTROLS_IN_NAMES = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -124,16 +124,40 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}"
 
 
-NAMED = 3
-"""Items of a list that a message, a line or a legend names; the others are counted."""
+VERBOSE_ENV = "HLAT_VERBOSE"
+
+
+def is_verbose() -> bool:
+    """Return True if notes about what was decided, and lists in full, are asked for."""
+    return os.environ.get(VERBOSE_ENV, "0") not in ("", "0")
+
+
+def be_verbose() -> None:
+    """Ask for all notes and lists, in this process and those that it starts."""
+    os.environ[VERBOSE_ENV] = "1"
+
+
+NAMED, TABLE_ROWS = 3, 8
+"""Items that a message names, and rows of a table, unless more are asked for (-v): output does not grow with them."""
+T = TypeVar("T")
+
+
+def first_of(items: Iterable[T], most: int = NAMED) -> tuple[list[T], str]:
+    """Return the first items, or all if that is asked for, and what to say of the others: ``and 37 more``, or nothing.
+
+    A list of which one is left out is longer than all of it, so then none is.
+    """
+    every = list(items)
+    shown = every if is_verbose() or len(every) == most + 1 else every[:most]
+    hidden = len(every) - len(shown)
+    return shown, f"and {hidden:,} more" if hidden else ""
 
 
 def listed(items: Iterable[object], most: int = NAMED, between: str = ", ") -> str:
     """Join items, of which the first ``most`` are named and the others counted: ``a, b, c and 37 more``."""
-    every = list(items)
-    shown, hidden = every[:most], len(every) - most
-    rest = f"{' ' if between == ', ' else between}and {hidden:,} more" if hidden > 0 else ""
-    return f"{between.join(map(str, shown))}{rest}"
+    shown, more = first_of(items, most)
+    joint = " " if between == ", " and shown else between
+    return between.join(map(str, shown)) + (f"{joint}{more}" if more else "")
 
 
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"

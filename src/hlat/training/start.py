@@ -41,14 +41,14 @@ from typing import Any
 import yaml
 
 from hlat.checkpoint import software_versions
-from hlat.config import Recipe, recipe_notes
+from hlat.config import Recipe, recipe_notes, short
 from hlat.hardware import device_chip, load_catalog
 from hlat.model import count_parameters, deterministic_by_default
 from hlat.parallel import decide_compilation
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.join import Runtime
 from hlat.runtime.errors import DataError, HlatError, LaunchError, StorageError
-from hlat.runtime.process import LAUNCHER_ENV, host_name, is_running, is_verbose
+from hlat.runtime.process import LAUNCHER_ENV, host_name, is_running
 from hlat.runtime.storage.local_files import read_small_file, write_atomic
 from hlat.runtime.storage.run_folder import (
     ATTEMPT_ENV,
@@ -58,7 +58,7 @@ from hlat.runtime.storage.run_folder import (
     RECIPE_NAME,
     is_foreign_recipe,
 )
-from hlat.runtime.terminal import plural
+from hlat.runtime.terminal import is_verbose, plural
 from hlat.runtime.urls import redact, redact_json, redact_value
 from hlat.tracking import EventLog, OtherRankTracker, Tracker, read_valid_records
 from hlat.training.interruptions import report_tier_notes
@@ -425,7 +425,7 @@ def _report_notes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     for note in state.arithmetic.differences(state.saved_arithmetic) if state.saved_arithmetic is not None else ():
         tracker.message(note)
     for change in state.recipe_changes:
-        tracker.message(f"changed since the checkpoint: {change.path}: {change.old!r} -> {change.new!r}")
+        tracker.message(f"changed since the checkpoint: {change.path}: {short(change.old)} -> {short(change.new)}")
     report_component_changes(state, tracker)
 
 

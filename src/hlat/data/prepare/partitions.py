@@ -64,7 +64,7 @@ from hlat.data.stores.remote import local_path
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.local_files import sync_to_disk
-from hlat.runtime.terminal import plural
+from hlat.runtime.terminal import TABLE_ROWS, listed, plural
 from hlat.runtime.urls import is_url
 
 FINISHED = "part"
@@ -250,9 +250,9 @@ def _refuse_other_partition(
     before = [(record.path, record.content) for record in done.files]
     found = setting_differences(_part_key(done.part, done.parts) | done.settings, key)
     if found := found + describe_corpus_changes(before, files):
-        listed = "".join(f"\n  {reason}" for reason in found)
+        reasons = "".join(f"\n  {reason}" for reason in found)
         raise DataError(
-            f"{folder}: holds a part prepared with other settings or files:{listed}\nUse another folder, or delete "
+            f"{folder}: holds a part prepared with other settings or files:{reasons}\nUse another folder, or delete "
             "this one to prepare again, or restore those settings and files."
         )
 
@@ -374,8 +374,8 @@ def _load_partitions(config: DataConfig, folders: list[Path]) -> list[FinishedPa
         none = (
             "no parts were named, and none are beside the folder of the data; hlat data prepare --part I/N makes them"
         )
-        listed = "".join(f"\n  {problem}" for problem in problems or [none])
-        raise DataError(f"the parts cannot be merged:{listed}")
+        shown = listed(problems or [none], TABLE_ROWS, "\n  ")
+        raise DataError(f"the parts cannot be merged:\n  {shown}")
     return partitions
 
 
@@ -413,12 +413,12 @@ def _numbering_problems(partitions: list[FinishedPartition]) -> Iterator[str]:
                 folders[partition.record.part].append(str(partition.folder))
         for number, same in folders.items():
             if len(same) > 1:
-                yield f"part {number} of {count} was given {len(same)} times: {', '.join(same)}"
+                yield f"part {number} of {count} was given {len(same)} times: {listed(same)}"
             if not same:
                 yield f"part {number} of {count} is missing"
     if len(counts) > 1:
-        listed = ", ".join(f"{partition.folder} is one of {partition.record.parts}" for partition in partitions)
-        yield f"the parts are of different divisions of the corpus: {listed}"
+        found = listed(f"{partition.folder} is one of {partition.record.parts}" for partition in partitions)
+        yield f"the parts are of different divisions of the corpus: {found}"
 
 
 def _file_outline(record: PartitionRecord) -> list[list[str | int]]:

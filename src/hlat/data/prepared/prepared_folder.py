@@ -38,6 +38,7 @@ from hlat.data.stores.remote import local_path
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.load import load_saved, load_tokenizer
 from hlat.runtime.errors import DataError
+from hlat.runtime.terminal import listed
 
 _MAX_PROBLEMS = 20  # problems that a message lists
 _COMPARED_BYTES = 1 << 30  # largest split that is compared with its checksums before every run: about a second
@@ -136,7 +137,7 @@ class PreparedData:
         shards = self.manifest.splits[split].shards
         damaged = [shard.file for shard in shards if sha256_of(self.dir / shard.file) != shard.sha256]
         if damaged:
-            raise self._damaged(", ".join(damaged[:_MAX_PROBLEMS]) + (", ..." if len(damaged) > _MAX_PROBLEMS else ""))
+            raise self._damaged(listed(damaged))
 
     def check_before_training(self) -> None:
         """Run ``check_shards`` for every split of at most 1 GiB."""
@@ -240,10 +241,9 @@ def open_prepared(dir: str | Path, config: DataConfig | None = None) -> Prepared
 
 def _refuse(folder: Path, problems: list[str]) -> None:
     if problems:
-        listed = "".join(f"\n  {problem}" for problem in problems[:_MAX_PROBLEMS])
-        more = f"\n  and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
+        shown = listed(problems, _MAX_PROBLEMS, "\n  ")
         raise DataError(
-            f"{folder}: damaged:{listed}{more}\nRestore what differs, or delete {folder} and prepare again: the same "
+            f"{folder}: damaged:\n  {shown}\nRestore what differs, or delete {folder} and prepare again: the same "
             "corpus and settings give the same data, and runs can resume with it."
         )
 
@@ -252,9 +252,9 @@ def check_settings(folder: Path, manifest: DataManifest, config: DataConfig, mor
     """Raise DataError if data was prepared with other settings, or if there are ``more`` differences."""
     problems = setting_problems(folder, manifest, config) + (more or [])
     if problems:
-        listed = "".join(f"\n  {problem}" for problem in problems)
+        differences = "".join(f"\n  {problem}" for problem in problems)
         raise DataError(
-            f"{folder}: contains data that was prepared differently:{listed}\nSet data.prepared_dir to another "
+            f"{folder}: contains data that was prepared differently:{differences}\nSet data.prepared_dir to another "
             "folder, delete this one to prepare again, or use the earlier settings and corpus."
         )
 
