@@ -150,7 +150,7 @@ def test_parts_of_a_corpus_are_split_as_the_whole(tmp_path: Path) -> None:
 
 
 def test_data_of_earlier_versions_stays_valid_and_is_not_commented(tmp_path: Path) -> None:
-    """They split every source by hash, and recorded that; a recipe without data.validation.by still means their data."""
+    """They split every source by hash, and recorded that; a recipe that gives nothing else still means their data."""
     content = write(tmp_path, {"s": prose(400, 300), "t": prose(2, 90, 900)})
     content["data"] |= {"validation": {"by": "document"}, "prepared_dir": str(tmp_path / "data")}
     old = prepare(data_of(content), tmp_path / "data", workers=1)

@@ -64,8 +64,8 @@ def test_whole_documents_that_are_demanded_and_few_are_said_in_a_line_before_and
         notes
         == said
         == [
-            "1 of 2 sources (code) has under 10,000 validation tokens; without data.validation.by=document, the last 5 % "
-            "is held out where documents are few."
+            "1 of 2 sources (code) has under 10,000 validation tokens; without data.validation.by=document, the last "
+            "5 % is held out where documents are few."
         ]
     )
     del content["data"]["validation"]["by"]

@@ -29,6 +29,7 @@ from hlat.config import (
     model_section,
     names_near,
     preset_called,
+    short,
 )
 from hlat.hardware import Chip, Cluster, PriceKind, Site, load_catalog
 from hlat.model import count_parameters
@@ -230,7 +231,7 @@ def _load_model(name: str) -> tuple[ModelConfig, Recipe | None]:
         if (preset := preset_called(name)) is not None:
             return _load_model(preset)
         others = "Or give a config.json, a recipe, or a size, as in llama-class-5b."
-        raise PlanError(f"unknown model {name!r}. Presets: {names_near(name, PRESETS)} {others}") from error
+        raise PlanError(f"unknown model {short(name)}. Presets: {names_near(name, PRESETS)} {others}") from error
     return recipe.model, recipe
 
 
