@@ -111,7 +111,7 @@ def expected(corpus: Corpus, fraction: float, drop: bool) -> tuple[str, str, set
             aside += "".join(chosen)
         else:
             cut.add(name)
-            left = max(size - int(size * (1 - fraction)), min(16, size // 2))
+            left = max(size - int(size * (1 - fraction)), min(-(-16 // len(corpus)), size // 2))
             train, aside = train + "".join(kept)[: size - left], aside + "".join(kept)[size - left :]
     return train, aside, cut
 

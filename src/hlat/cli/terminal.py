@@ -99,9 +99,9 @@ def complain(message: str, level: str = "warning") -> None:
 
 
 def show_notes(notes: "Iterable[SettingNote]") -> None:
-    """Print warnings about odd settings, a line each."""
+    """Print notes and warnings about settings, a line each."""
     for note in notes:
-        say(f"warning: {note}")
+        say(f"{note.kind}: {note}")
 
 
 def say_above(text: str) -> None:

@@ -370,7 +370,7 @@ def note_short_text(place: StartPlace) -> Iterator[SettingNote]:
 def note_validation(place: StartPlace) -> Iterator[SettingNote]:
     """Yield a note about sources with few documents for validation."""
     if place.inputs.scarce_validation:
-        yield SettingNote(VALIDATION_NOTE, place.inputs.scarce_validation)
+        yield SettingNote(VALIDATION_NOTE, place.inputs.scarce_validation, kind="note")
 
 
 def note_tokenizer(place: StartPlace) -> Iterator[SettingNote]:

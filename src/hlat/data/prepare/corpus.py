@@ -239,7 +239,7 @@ ShortSources = dict[int, ShortSource]
 
 _LOOKED_AT = 1 << 24  # bytes of a source after which the number of its documents is extrapolated
 _SURELY_ENOUGH = 20  # documents that are expected to be chosen: fewer than a quarter of them are as good as impossible
-_SHORTEST_TAIL = 16  # characters: two tokens at least, so that one of them can be predicted
+_SHORTEST_TAIL = 16  # characters, of all sources: two tokens at least, so that one of them can be predicted
 
 
 def short_sources(config: DataConfig, corpus: Corpus, most_bytes: int | None = None) -> ShortSources:
@@ -256,7 +256,10 @@ def short_sources(config: DataConfig, corpus: Corpus, most_bytes: int | None = N
         if not file.is_validation:
             files_of[file.source].append(index)
     seen = set[bytes]()
-    found = {source: _tail_if_short(config, corpus, files, seen, most_bytes) for source, files in files_of.items()}
+    least = -(-_SHORTEST_TAIL // max(len(files_of), 1))
+    found = {
+        source: _tail_if_short(config, corpus, files, seen, least, most_bytes) for source, files in files_of.items()
+    }
     return {source: short for source, short in found.items() if short is not None}
 
 
@@ -271,7 +274,7 @@ def bytes_per_token(config: DataConfig) -> float:
 
 
 def _tail_if_short(
-    config: DataConfig, corpus: Corpus, files: list[int], seen: set[bytes], most_bytes: int | None
+    config: DataConfig, corpus: Corpus, files: list[int], seen: set[bytes], least: int, most_bytes: int | None
 ) -> ShortSource | None:
     fraction, enough = config.validation.fraction, ENOUGH_TOKENS * bytes_per_token(config)
     rule, size = SplitRule(hash_threshold(fraction)), sum(corpus.files[index].size for index in files)
@@ -304,14 +307,14 @@ def _tail_if_short(
     # So small a source that its share is little text: whole documents of about that share are as good as a tail.
     if 0 < held < len(documents) and held_text >= fraction * text / 2:
         return None
-    boundary = _tail_of(documents, fraction)
+    boundary = _tail_of(documents, fraction, least)
     return None if boundary is None else ShortSource(boundary, characters)
 
 
-def _tail_of(documents: list[tuple[int, int]], fraction: float) -> int | None:
+def _tail_of(documents: list[tuple[int, int]], fraction: float, least: int) -> int | None:
     """Return where the last share of documents, given by start and length, begins; None for fewer than 2 characters."""
     total = sum(length for _, length in documents)
-    left = max(total - tail_start(total, fraction), min(_SHORTEST_TAIL, total // 2))
+    left = max(total - tail_start(total, fraction), min(least, total // 2))
     for start, length in reversed(documents if total > 1 else []):
         if left <= length:
             return start + length - left
