@@ -97,8 +97,7 @@ def test_online_data_without_validation_text_is_a_note(tmp_path: Path) -> None:
     content = sections(tmp_path, {"prose": texts(11, 4)}, fraction=0.001)
     content["data"]["mode"] = "online"
     assert [note.text for note in check(content).notes if note.rule == "validation"] == [
-        "none of the 11 documents is chosen for validation. The run has no validation loss; data.mode=prepared holds "
-        "an end out."
+        "none of the 11 documents is chosen for validation. data.mode=prepared would hold out the end."
     ]
 
 

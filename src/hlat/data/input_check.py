@@ -372,20 +372,21 @@ def _check_split(
     if not _splits_by(data, "document", "auto") or short or not documents:
         return
     if not any(each.held_out for each in splits):
-        _report_none_chosen(data, documents, report)
+        if data.mode == "online":  # no law of the mode demands validation text
+            report.scarce_validation = f"{_none_chosen(documents)} data.mode=prepared would hold out the end."
+        elif _splits_by(data, "document"):
+            problem = f"{_none_chosen(documents)} {NONE_CHOSEN}."
+            report.problems.append(InputProblem("data.validation.by", problem, data.validation.by))
     elif _splits_by(data, "document"):
         size = bytes_per_token(data)
         held = [HeldOut(each.name, each.held_out, each.held_out_bytes / size, each.bytes / size) for each in splits]
         report.scarce_validation = describe_scarce(held, data.validation.fraction)
 
 
-def _report_none_chosen(data: DataConfig, documents: int, report: InputReport) -> None:
-    whose = "the only document of the corpus" if documents == 1 else f"none of the {documents:,} documents"
-    problem = f"{whose} is {'not ' if documents == 1 else ''}chosen for validation."
-    if data.mode == "online":  # no law of the mode demands validation text
-        report.scarce_validation = f"{problem} The run has no validation loss; data.mode=prepared holds an end out."
-    else:
-        report.problems.append(InputProblem("data.validation.by", f"{problem} {NONE_CHOSEN}.", data.validation.by))
+def _none_chosen(documents: int) -> str:
+    if documents == 1:
+        return "the only document of the corpus is not chosen for validation."
+    return f"none of the {documents:,} documents is chosen for validation."
 
 
 def _short_sources(

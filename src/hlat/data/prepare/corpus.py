@@ -301,7 +301,7 @@ def _tail_if_short(
             read = before + row.position
             if read >= _LOOKED_AT and len(documents) * (size / read) * fraction >= _SURELY_ENOUGH:
                 return None
-            if most_bytes is not None and read + text > most_bytes:
+            if most_bytes is not None and max(read, text) > most_bytes:
                 return None
         before += corpus.files[index].size
     # So small a source that its share is little text: whole documents of about that share are as good as a tail.
@@ -437,6 +437,8 @@ def refuse_empty_split(config: DataConfig, corpus: Corpus, counts: dict[Split, i
     validation = config.validation
     if counts["validation"] > 0 or (validation.path is None and validation.fraction == 0):
         return
+    if validation.path is None and validation.by == "auto":
+        return  # a corpus of a character, or of copies: the run goes without
     if validation.path is not None:
         duplicate = " or a duplicate of one in the corpus" if config.duplicates == "drop" else ""
         raise DataError(f"data.validation.path {validation.path}: every document in it is null or empty{duplicate}.")
