@@ -58,7 +58,7 @@ from hlat.runtime.storage.run_folder import (
     RECIPE_NAME,
     is_foreign_recipe,
 )
-from hlat.runtime.terminal import is_verbose, plural
+from hlat.runtime.terminal import TABLE_ROWS, first_of, is_verbose, plural
 from hlat.runtime.urls import redact, redact_json, redact_value
 from hlat.tracking import EventLog, OtherRankTracker, Tracker, read_valid_records
 from hlat.training.interruptions import report_tier_notes
@@ -424,8 +424,11 @@ def _report_notes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
         tracker.message(f"resumed at step {state.step} of {recipe.total_steps}")
     for note in state.arithmetic.differences(state.saved_arithmetic) if state.saved_arithmetic is not None else ():
         tracker.message(note)
-    for change in state.recipe_changes:
+    changes, more = first_of(state.recipe_changes, TABLE_ROWS)
+    for change in changes:
         tracker.message(f"changed since the checkpoint: {change.path}: {short(change.old)} -> {short(change.new)}")
+    if more:
+        tracker.message(f"changed since the checkpoint: {more} fields")
     report_component_changes(state, tracker)
 
 
