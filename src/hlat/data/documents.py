@@ -154,27 +154,26 @@ def describe_scarce(held: Sequence[HeldOut], fraction: float) -> str:
     ]
     if not scarce:
         return ""
+    # Not ``listed``: what is recorded with the data must not depend on what is asked for (-v).
+    more = f" and {len(scarce) - NAMED:,} more" if len(scarce) > NAMED else ""
+    named = f" ({', '.join(each.source for each in scarce[:NAMED])}{more})" if len(held) > 1 else ""
     return (
-        f"{_sources([each.source for each in scarce], len(held))} under {ENOUGH_TOKENS:,} validation tokens; without "
+        f"{_sources(len(scarce), len(held), named)} under {ENOUGH_TOKENS:,} validation tokens; without "
         f"data.validation.by=document, the last {fraction * 100:.3g} % is held out where documents are few."
     )
 
 
-def describe_tails(names: Sequence[str], sources: int, fraction: float) -> str:
-    """Say of which of so many sources the tail is held out because their documents are few; empty if of none."""
-    if not names:
+def describe_tails(tails: int, sources: int, fraction: float) -> str:
+    """Say of how many of the sources the tail is held out because their documents are few; empty if of none."""
+    if not tails:
         return ""
-    whose = "its" if len(names) == 1 else "their"
     return (
-        f"{_sources(names, sources)} too few documents to hold out whole ones for validation: {whose} last "
-        f"{fraction * 100:.3g} % is held out instead."
+        f"{_sources(tails, sources)} too few documents to hold out whole ones for validation: "
+        f"{'its' if tails == 1 else 'their'} last {fraction * 100:.3g} % is held out instead."
     )
 
 
-def _sources(names: Sequence[str], sources: int) -> str:
+def _sources(count: int, sources: int, named: str = "") -> str:
     if sources == 1:
         return "the corpus has"
-    # Not ``listed``: what is recorded with the data must not depend on what is asked for (-v).
-    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
-    named = f"{', '.join(names[:NAMED])}{more}"
-    return f"{len(names):,} of {sources:,} sources ({named}) {'has' if len(names) == 1 else 'have'}"
+    return f"{count:,} of {sources:,} sources{named} {'has' if count == 1 else 'have'}"

@@ -366,8 +366,7 @@ def _check_split(
         training_bytes = sum(each.bytes - each.held_out_bytes for each in splits)
         ends = sum(each.training_pieces for each in splits) if _adds_ends(data, tokenizer) else 0
         report.training_tokens = training_bytes / bytes_per_token(data) if count is None else tokens + ends
-    names = [name for name, of_source in files.items() if of_source and of_source[0].source in short]
-    report.scarce_validation = describe_tails(names, len(files), data.validation.fraction)
+    report.scarce_validation = describe_tails(len(short), len(files), data.validation.fraction)
     documents = sum(each.documents for each in splits)
     if not _splits_by(data, "document", "auto") or short or not documents:
         return

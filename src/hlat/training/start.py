@@ -424,11 +424,10 @@ def _report_notes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
         tracker.message(f"resumed at step {state.step} of {recipe.total_steps}")
     for note in state.arithmetic.differences(state.saved_arithmetic) if state.saved_arithmetic is not None else ():
         tracker.message(note)
-    changes, more = first_of(state.recipe_changes, TABLE_ROWS)
-    for change in changes:
-        tracker.message(f"changed since the checkpoint: {change.path}: {short(change.old)} -> {short(change.new)}")
-    if more:
-        tracker.message(f"changed since the checkpoint: {more} fields")
+    changes = (f"{change.path}: {short(change.old)} -> {short(change.new)}" for change in state.recipe_changes)
+    shown, more = first_of(changes, TABLE_ROWS)
+    for change in filter(None, (*shown, more)):
+        tracker.message(f"changed since the checkpoint: {change}")
     report_component_changes(state, tracker)
 
 

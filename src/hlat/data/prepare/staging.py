@@ -324,12 +324,12 @@ def publish(staging: StagingFolder) -> None:
 
 def _split_note(config: DataConfig, splits: dict[Split, SplitRecord], rows: list[SourceRows], tails: list[int]) -> str:
     """Return the sentence about sources of few documents; empty if none is to be named."""
-    labels = {source.number: source.name or source.path for source in numbered_sources(config)}
     validation, sources = config.validation, [row.source for row in rows if row.source >= 0]
     if validation.by == "auto":
-        return describe_tails([labels[source] for source in tails], len(sources), validation.fraction)
+        return describe_tails(len(tails), len(sources), validation.fraction)
     if validation.path is not None or not validation.fraction or validation.by == "tail":
         return ""
+    labels = {source.number: source.name or source.path for source in numbered_sources(config)}
     train, aside = ({each.source: each for each in splits[split].sources} for split in SPLITS)
     held = []
     for source in sources:
