@@ -93,7 +93,6 @@ def test_documents_that_are_demanded_and_not_chosen_are_refused_before_the_start
 
 
 def test_online_data_without_validation_text_is_a_note(tmp_path: Path) -> None:
-    """Where a tail begins is not known before all is read, so that nothing can be held out instead."""
     content = sections(tmp_path, {"prose": texts(11, 4)}, fraction=0.001)
     content["data"]["mode"] = "online"
     assert [note.text for note in check(content).notes if note.rule == "validation"] == [

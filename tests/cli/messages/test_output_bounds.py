@@ -62,7 +62,7 @@ def recipe(folder: Path, count: int) -> dict[str, object]:
 
 @pytest.fixture(scope="module", params=SIZES)
 def outputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str]]:
-    """What each verb prints, by the number of sources."""
+    """Output of each verb, by the number of sources."""
     found: dict[str, dict[int, str]] = {}
     for count in request.param:
         folder = tmp_path_factory.mktemp(f"n{count:03}")
