@@ -13,7 +13,6 @@ from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
 from hlat.data import input_check as split_check
 from hlat.data.corpus_files import files_of_source, numbered_sources
-from hlat.data.documents import HeldOut, describe_scarce
 from hlat.data.input_check import SourceSplit, split_sources
 from hlat.data.prepare.preparation import prepare
 from hlat.data.stores.cache import Cache
@@ -55,23 +54,22 @@ def texts(count: int, words: int, start: int = 0) -> list[str]:
     return [f"document {number} {WORDS * words}" for number in range(start, start + count)]
 
 
-def test_a_source_of_few_documents_is_named_with_its_tokens_as_the_preparation_counts_them(tmp_path: Path) -> None:
-    content = sections(tmp_path, {"prose": texts(900, 4), "code": texts(40, 20, 900)}, fraction=0.05)
+def test_whole_documents_that_are_demanded_and_few_are_said_in_a_line_before_and_after(tmp_path: Path) -> None:
+    content = sections(tmp_path, {"prose": texts(900, 4), "code": texts(40, 20, 900)}, fraction=0.05, by="document")
     report = check(content)
     assert not any(note.rule == "validation" for note in report.before_training), "the run itself says it, exactly"
-    notes = [str(note) for note in report.notes if note.rule == "validation"]
-    done = prepared(content, tmp_path / "data")
-    said = [note for note in done.notes if "for validation" in note]
-    assert len(notes) == len(said) == 1
-    aside = {done.manifest.source_names[each.source]: each for each in done.manifest.splits["validation"].sources}
-    assert aside["prose"].documents > 5 and "prose" not in said[0]  # enough documents: nothing to say
-    kept = aside.get("code")
-    documents, tokens = (0, 0) if kept is None else (kept.documents, kept.tokens)
-    assert f"{documents} of 40 documents of code ({tokens:,} tokens) for validation" in said[0]
-    assert f"{documents} of 40 documents of code (about " in notes[0]  # ends of documents are not counted yet
-    for text in (said[0], notes[0]):
-        assert "data.validation.by=tail keeps the last 0.05 of each source" in text
-        assert "data.validation.fraction=0.2 " in text or "data.validation.path" in text
+    notes = [note.text for note in report.notes if note.rule == "validation"]
+    said = [note for note in prepared(content, tmp_path / "data").notes if "validation" in note]
+    assert (
+        notes
+        == said
+        == [
+            "1 of 2 sources (code) has under 10,000 validation tokens; without data.validation.by=document, the last "
+            "5 % is held out where documents are few."
+        ]
+    )
+    del content["data"]["validation"]["by"]
+    assert any(source.documents for source in prepared(content, tmp_path / "a").manifest.splits["validation"].sources)
 
 
 @pytest.mark.parametrize("validation", [{"fraction": 0.05, "by": "tail"}, {"fraction": 0.0}])
@@ -81,16 +79,25 @@ def test_other_splits_are_not_warned_of(tmp_path: Path, validation: dict[str, An
     assert not [note for note in prepared(content, tmp_path / "data").notes if "for validation" in note]
 
 
-def test_a_split_without_validation_text_is_refused_before_the_start_and_the_remedy_works(tmp_path: Path) -> None:
-    content = sections(tmp_path, {"prose": texts(11, 4)}, fraction=0.001)
-    with pytest.raises(RecipeError, match="none of the 11 documents is chosen for validation") as refused:
+def test_documents_that_are_demanded_and_not_chosen_are_refused_before_the_start_and_the_remedy_works(
+    tmp_path: Path,
+) -> None:
+    content = sections(tmp_path, {"prose": texts(11, 4)}, fraction=0.001, by="document")
+    with pytest.raises(RecipeError, match=r"none of the 11 documents is chosen .* data\.validation\.by=auto"):
         check(content)
     with pytest.raises(DataError, match="none of the 11 documents"):
         prepared(content, tmp_path / "data")
-    named = str(refused.value).split("data.validation.fraction=")[1].split(",")[0]
-    content["data"]["validation"] = {"fraction": float(named)}
-    check(content)
+    content["data"]["validation"]["by"] = "auto"
+    assert len(check(content).notes) == 1
     assert prepared(content, tmp_path / "other").manifest.splits["validation"].documents >= 1
+
+
+def test_online_data_without_validation_text_is_a_note(tmp_path: Path) -> None:
+    content = sections(tmp_path, {"prose": texts(11, 4)}, fraction=0.001)
+    content["data"]["mode"] = "online"
+    assert [note.text for note in check(content).notes if note.rule == "validation"] == [
+        "none of the 11 documents is chosen for validation. data.mode=prepared would hold out the end."
+    ]
 
 
 def measured(content: dict[str, Any]) -> SourceSplit:
@@ -159,11 +166,3 @@ def test_no_more_than_the_limit_is_read_of_a_file_that_expands(
         found = split_sources(data, files, None)
         assert bool(found) == known
         assert known or sum(map(len, read)) <= 8 * len(document)  # four documents, and their pieces
-
-
-def test_the_message_about_scarce_validation_text_does_not_grow_with_the_sources() -> None:
-    few = [HeldOut(f"/texts/source{number}", 0, 9, 0, 1000) for number in range(2)]
-    many = [HeldOut(f"/texts/source{number}", 0, 9, 0, 1000) for number in range(80)]
-    short, long = (" ".join(describe_scarce(held, 0.01) or ()) for held in (few, many))
-    assert "source0" in short and "source1" in short and "other" not in short
-    assert long.count("/texts/") == 6 and "77 other sources alike" in long and len(long) < 700

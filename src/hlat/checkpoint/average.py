@@ -30,6 +30,7 @@ from hlat.checkpoint.state import MODEL
 from hlat.checkpoint.stored_model import model_config, weights_prefix
 from hlat.config import ARCHITECTURES, ModelConfig
 from hlat.runtime.errors import CheckpointError
+from hlat.runtime.terminal import TABLE_ROWS, listed
 
 _CHUNK_ELEMENTS = 1 << 20  # 8 MiB in float64; each thread that writes needs a few times that
 # Fields of the model section that do not change what given weights compute.
@@ -126,7 +127,7 @@ def _parents(paths: Sequence[str | Path], last: int | None) -> list[Path]:
 def _newest(run: Path, count: int) -> list[Path]:
     found = committed_checkpoints(find_checkpoints_folder(run))
     if not 0 < count <= len(found):
-        there = ", ".join(f"{step_of_path(path):,}" for path in found) or "none"
+        there = listed((f"{step_of_path(path):,}" for path in reversed(found)), TABLE_ROWS) or "none"
         raise CheckpointError(f"{run}: cannot average its last {count} checkpoints; steps of those it has: {there}.")
     return found[-count:]
 

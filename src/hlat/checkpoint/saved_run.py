@@ -23,10 +23,11 @@ from pydantic.fields import FieldInfo
 from hlat.checkpoint.format.filesystem import FileRecord
 from hlat.checkpoint.inventory import open_unverified
 from hlat.checkpoint.protocol.reader import Checkpoint, read_meta
-from hlat.config import ARCHITECTURES, PrecisionConfig, Recipe
+from hlat.config import ARCHITECTURES, PrecisionConfig, Recipe, short
 from hlat.data import PreparedData, Tokenizer, load_tokenizer
 from hlat.runtime import version
 from hlat.runtime.errors import CheckpointError, DataError, HlatError
+from hlat.runtime.terminal import TABLE_ROWS, listed
 
 _MODE = "precision.mode"
 _OTHER_MODE = (
@@ -86,11 +87,11 @@ def check_resume(
 
 def _refusal_message(refused: list[RecipeChange]) -> str:
     head = "the run cannot resume with this recipe: the model, the data or the training trajectory would differ"
-    lines = [f"{change.path}: saved with {change.old!r}, now {change.new!r}" for change in refused]
+    lines = [f"{change.path}: saved with {short(change.old)}, now {short(change.new)}" for change in refused]
     remedy = "Set the saved values again, or use another run.dir (run.name) for a new run."
     if any(change.path == _MODE for change in refused):
         remedy += f"\n{_OTHER_MODE}"
-    return "\n  ".join([head, *lines]) + "\n" + remedy
+    return "\n  ".join([head, listed(lines, TABLE_ROWS, "\n  ")]) + "\n" + remedy
 
 
 def saved_precision_mode(saved_recipe: Mapping[str, Any]) -> str:
@@ -173,6 +174,8 @@ def _effective_value(name: str, value: Any, values: Mapping[str, Any]) -> Any:
     heads, width = values.get("heads"), values.get("hidden_size")
     if name == "architecture" and value in ARCHITECTURES:
         return ARCHITECTURES[value].computes_as  # its options are fields of their own
+    if name == "by" and value == "auto":
+        return "document"  # its only other outcome is other data, whose fingerprint differs
     if value is None and name == "kv_heads":
         return heads
     if value is None and name == "head_dim" and isinstance(heads, int) and isinstance(width, int) and heads:

@@ -41,6 +41,7 @@ from hlat.checkpoint.protocol.store import BAD_SUFFIX, CheckpointStore, DamageHa
 from hlat.checkpoint.run_id import RunId
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.errors import CheckpointError, LaunchError
+from hlat.runtime.terminal import listed
 
 _SNAPSHOT = re.compile(r"step-\d{8,}\.[0-9a-f]{16}")
 _PART = re.compile(r"rank-\d{5,}")
@@ -274,7 +275,7 @@ class SnapshotTier:
 
 def _raise_if_shared(folder: Path, machines: Sequence[int]) -> None:
     if len(machines) > 1:
-        numbers = " and ".join(map(str, sorted(machines)))
+        numbers = listed(sorted(machines))
         raise LaunchError(
             f"checkpoint.local.dir {folder}: machines {numbers} share this folder. Use a folder on a local "
             "disk, or in the memory, of each machine, or put {node} into the path."

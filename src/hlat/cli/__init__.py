@@ -16,8 +16,8 @@ from hlat.cli.options import hinted, process_options
 from hlat.cli.terminal import LOG_ENV, complain, say
 from hlat.runtime.errors import HlatError, StorageError
 from hlat.runtime.logs import print_json_lines
-from hlat.runtime.process import INTERRUPTED_MESSAGE, VERBOSE_ENV
-from hlat.runtime.terminal import escape_controls
+from hlat.runtime.process import INTERRUPTED_MESSAGE
+from hlat.runtime.terminal import VERBOSE_ENV, escape_controls
 from hlat.runtime.urls import redact_value
 
 __all__ = ["app"]

@@ -16,7 +16,7 @@ import typer
 from hlat.cli.options import JsonOption
 from hlat.cli.terminal import CheckpointArgument, WeightsOption, ready, say
 from hlat.runtime.errors import CheckpointError, CheckpointFormatError, LaunchError
-from hlat.runtime.terminal import escape_name, plural
+from hlat.runtime.terminal import TABLE_ROWS, escape_name, listed, plural
 from hlat.runtime.urls import is_url, redact_json
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def prune_command(
 
 
 def _listed(steps: list[int]) -> str:
-    return ", ".join(f"{step:,}" for step in steps) or "nothing"
+    return listed((f"{step:,}" for step in steps), TABLE_ROWS) or "nothing"
 
 
 def _line(entry: "CheckpointEntry") -> str:

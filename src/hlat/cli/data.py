@@ -14,9 +14,9 @@ import typer
 
 import hlat
 from hlat.cli.options import JsonOption
-from hlat.cli.terminal import OverridesArgument, RecipeArgument, data_progress, ready, say
+from hlat.cli.terminal import AllOption, OverridesArgument, RecipeArgument, data_progress, ready, say
 from hlat.runtime.errors import DataError
-from hlat.runtime.terminal import escape_controls, escape_name, plural
+from hlat.runtime.terminal import TABLE_ROWS, be_verbose, escape_controls, escape_name, first_of, plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,8 +44,11 @@ def show_command(
     samples: Annotated[int, typer.Option(min=0, help="Samples of text to show of each split.")] = 2,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each sample.")] = 128,
     as_json: JsonOption = False,
+    verbose: AllOption = False,
 ) -> None:
     """Show the contents of prepared data: counts, document lengths, copies, unreadable rows, samples of the text."""
+    if verbose:
+        be_verbose()
     folder, _ = _find(source, overrides)
     from hlat.data import open_prepared, summarize
 
@@ -135,19 +138,25 @@ def _splits(summary: "Summary") -> "Table":
         ratio = f"{split.text_bytes / split.tokens:.2f}" if split.tokens else "-"
         counts = (f"{split.documents:,}", f"{split.tokens:,}", f"{split.text_bytes:,}", ratio, f"{split.shards:,}")
         table.add_row(name, "all", *counts)
-        for source in split.sources if len(summary.rows) > 1 else []:
+        shown, more = first_of(split.sources if len(summary.rows) > 1 else [], TABLE_ROWS)
+        for source in shown:
             table.add_row("", _cell(source.name), f"{source.documents:,}", f"{source.tokens:,}")
+        if more:
+            table.add_row("", more)
     return table
 
 
 def _rows(summary: "Summary") -> "Table":
     table = _table("source", "rows", "null", "empty", "unreadable", "documents", "copies", "their tokens")
-    for source in summary.rows:
+    shown, more = first_of(summary.rows, TABLE_ROWS)
+    for source in shown:
         counts = (
             source.rows, source.null_rows, source.empty_documents, source.unreadable_rows, source.documents,
             source.copies, source.copied_tokens,
         )  # fmt: skip
         table.add_row(_cell(source.name or ""), *(f"{count:,}" for count in counts))
+    if more:
+        table.add_row(more)
     return table
 
 
@@ -334,10 +343,10 @@ def _summary(prepared: "PreparedData") -> str:
             f"{plural(sum(manifest.blocks.counts), 'block')} of {plural(len(manifest.sources), 'file')}, for training"
         )
     lines += prepared.notes
-    for source in manifest.rows if len(manifest.rows) > 1 else []:
-        if source.copies or source.unreadable_rows:
-            copies = f"{plural(source.copies, 'copy')} ({source.copied_tokens:,} tokens)"
-            lines.append(
-                f"  {manifest.source_names[source.source]}: {copies}, {source.unreadable_rows:,} unreadable rows"
-            )
+    odd = [source for source in manifest.rows if source.copies or source.unreadable_rows]
+    shown, more = first_of(odd if len(manifest.rows) > 1 else [])
+    for source in shown:
+        copies = f"{plural(source.copies, 'copy')} ({source.copied_tokens:,} tokens)"
+        lines.append(f"  {manifest.source_names[source.source]}: {copies}, {source.unreadable_rows:,} unreadable rows")
+    lines += [f"  {more} sources with such rows"] if more else []
     return "\n".join(lines)

@@ -8,6 +8,7 @@ import typer
 
 from hlat.cli.options import HardwareOption
 from hlat.cli.terminal import complain, ready, say
+from hlat.runtime.terminal import be_verbose
 
 if TYPE_CHECKING:
     from hlat.launch import PreflightReport
@@ -61,7 +62,9 @@ def doctor(
         typer.Option(metavar="FILE", help="Write the names of bad hosts to FILE; succeed if a good one is left."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one line of JSON.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List checks that were not judged, too.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="List every finding, and checks that were not judged.")
+    ] = False,
 ) -> None:
     """Examine everything a run needs: devices, network, disk, clocks, software, leftovers; name the bad host.
 
@@ -71,6 +74,8 @@ def doctor(
     from hlat.launch import PreflightOptions
 
     ready(works=not as_json)  # the exit code is the verdict
+    if verbose:
+        be_verbose()
     options = PreflightOptions(
         nproc, nodes, node, name, address, port, run_dir, instance, None if hardware is None else str(hardware), wait
     )

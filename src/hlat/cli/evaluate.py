@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 
 from hlat.cli.terminal import CheckpointArgument, WeightsOption, complain, ready, say, whole_number
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.terminal import escape_name
+from hlat.runtime.terminal import TABLE_ROWS, escape_name, first_of, listed
 
 if TYPE_CHECKING:
     from hlat.evaluation import EvaluatedCheckpoint
@@ -160,9 +160,12 @@ def _show_loss(checkpoint: str, data: str | None, weights: str, as_json: bool, q
     say(f"validation loss {result.loss:.4f}, perplexity {result.perplexity:.2f}")
     say(f"{result.bits_per_byte:.4f} bits per byte, over {result.tokens:,} tokens")
     for what, parts in (("source", result.sources), ("set", result.sets)):
-        for name, part in parts.items():
+        first, more = first_of(parts.items())
+        for name, part in first:
             shown = f"{what} {escape_name(name)}: loss {part.loss:.4f}, perplexity {part.perplexity:.2f}"
             say(f"{shown}, {part.bits_per_byte:.4f} bits per byte, over {part.tokens:,} tokens")
+        if more:
+            say(f"{more} {what}s; --json has all")
 
 
 def _refuse_others(context: typer.Context, what: str, allowed: Collection[str]) -> None:
@@ -218,8 +221,9 @@ def _progress() -> Callable[[str, int, int], None]:
 
 
 def _say_result(found: "EvaluatedCheckpoint") -> None:
-    values = "  ".join(f"{name} {value:.4f}" for name, value in found.result.columns().items())
-    say(f"step {found.step}  {values}")
+    # Not each source of the validation split, as in the lines of a run.
+    columns = {name: value for name, value in found.result.columns().items() if not name.startswith("val/sources/")}
+    say(f"step {found.step}  {listed((f'{name} {value:.4f}' for name, value in columns.items()), TABLE_ROWS, '  ')}")
 
 
 def generate(

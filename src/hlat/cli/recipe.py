@@ -28,8 +28,7 @@ from hlat.cli.terminal import (
     whole_number,
 )
 from hlat.runtime.errors import StorageError
-from hlat.runtime.process import be_verbose
-from hlat.runtime.terminal import plural
+from hlat.runtime.terminal import TABLE_ROWS, be_verbose, first_of, plural
 
 if TYPE_CHECKING:
     from hlat.config import Recipe, SettingNote
@@ -144,8 +143,11 @@ def check(
         for line in _determinism(resolved, total or resolved.parallel.model_ranks):
             say(f"  speed  {line}")
     say(f"  folder {resolved.run_dir}")
-    for path, text, number in sorted(numbers_with_units(recipe, overrides or [], resolved)):
+    read, more = first_of(sorted(numbers_with_units(recipe, overrides or [], resolved)), TABLE_ROWS)
+    for path, text, number in read:
         say(f"  read   {path}: {text} = {number:,}")
+    if more:
+        say(f"  read   {more} numbers with a unit")
     show_notes([*odd_settings(resolved), *notes])
 
 

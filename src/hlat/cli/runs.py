@@ -15,15 +15,16 @@ import typer
 
 import hlat
 from hlat.cli.options import HardwareOption, JsonOption
-from hlat.cli.terminal import ready, say
+from hlat.cli.terminal import AllOption, ready, say
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.terminal import escape_name, plural
+from hlat.runtime.terminal import TABLE_ROWS, be_verbose, escape_name, first_of, is_verbose, plural
 
 if TYPE_CHECKING:
     from hlat.reporting import LossesAt, RunComparison, RunOverview, RunSummary
 
 
 _MOST_LETTERS = 60
+_MOST_CHARACTERS = 160  # of a value of the recipe
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _COLUMNS = ("run", "state", "step", "loss", "validation", "tokens", "tokens/s", "size", "updated, UTC")
 
@@ -127,9 +128,12 @@ _FORMATS = {
 def show(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
     as_json: JsonOption = False,
+    verbose: AllOption = False,
 ) -> None:
     """Show a run: state, attempts, recipe, curve, last numbers, checkpoints."""
     ready()
+    if verbose:
+        be_verbose()
     found = hlat.show_run(run)
     if as_json:
         say(_json(found.to_dict()))
@@ -141,11 +145,14 @@ def show(
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of two runs or more.")],
     as_json: JsonOption = False,
+    verbose: AllOption = False,
 ) -> None:
     """Compare runs: fields in which their recipes differ, losses at the same tokens, last numbers."""
     ready()
     if len(runs) < 2:
         raise LaunchError("hlat compare takes the folders of two runs or more; hlat show RUN shows one.")
+    if verbose:
+        be_verbose()
     found = hlat.compare_runs(runs)
     if as_json:
         say(_json(found.to_dict()))
@@ -161,7 +168,7 @@ def _json(value: dict[str, Any]) -> str:
 
 
 def _overview(run: "RunOverview") -> Iterator[str]:
-    from hlat.reporting import flat_settings, sparkline
+    from hlat.reporting import flat_settings, shown_settings, sparkline
 
     state = f"{run.status.state} ({run.status.reason})" if run.status.reason else run.status.state
     size = "" if run.parameters is None else f", {run.parameters:,} parameters"
@@ -175,15 +182,22 @@ def _overview(run: "RunOverview") -> Iterator[str]:
         yield f"loss {losses[0]:.4f} {sparkline(losses, _WIDTH)} {losses[-1]:.4f}, by logged steps"
     for name, value in run.numbers.items():
         yield f"  {name:<20}{_FORMATS[name].format(value)}"
-    yield from (f"  {f'{name} loss':<20}{value:.4f}" for name, value in run.validation.items() if name != "validation")
+    sets, more = first_of(name for name in run.validation if name != "validation")
+    yield from (f"  {f'{name} loss':<20}{run.validation[name]:.4f}" for name in sets)
+    yield from ([f"  {more} validation losses (-v)"] if more else [])
     if run.checkpoints:
         shown = ", ".join(f"{step:,}" for step in run.checkpoints[-_MOST_CHECKPOINTS:])
         more = len(run.checkpoints) - _MOST_CHECKPOINTS
         yield f"checkpoints of steps {shown}" + (f" and {more} earlier ones" if more > 0 else "")
     yield "recipe:" if run.settings else "recipe: unknown"
-    for field, text in flat_settings(run.settings).items():
-        if text != "null":
-            yield f"  {field} = {escape_name(text)}"
+    given = {field: text for field, text in flat_settings(run.settings).items() if text != "null"}
+    fields, more = shown_settings(given)
+    yield from (f"  {field} = {escape_name(_cut(text))}" for field, text in fields)
+    yield from ([f"  {more}"] if more else [])
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS or is_verbose() else f"{text[:_MOST_CHARACTERS]}..."
 
 
 def _attempt(number: int, attempt: Mapping[str, Any]) -> Iterator[str]:
@@ -201,14 +215,19 @@ def _attempt(number: int, attempt: Mapping[str, Any]) -> Iterator[str]:
     yield escape_name(f"  recipe {attempt.get('recipe')} {' '.join(map(str, overrides))}".rstrip())
     for change in changes:
         if isinstance(change, dict):
-            yield escape_name(f"  changed: {change.get('path')}: {change.get('old')!r} -> {change.get('new')!r}")
+            old, new = (_cut(repr(change.get(name))) for name in ("old", "new"))
+            yield escape_name(f"  changed: {change.get('path')}: {old} -> {new}")
 
 
 def _comparison(found: "RunComparison") -> Iterator[str]:
+    from hlat.reporting import shown_settings
+
     names = [escape_name(str(run.folder)) for run in found.runs]
-    rows = [[field, *("-" if value is None else escape_name(value) for value in values)]
-            for field, values in found.recipe.items()]  # fmt: skip
+    fields, more = shown_settings(found.recipe)
+    rows = [[field, *("-" if value is None else escape_name(_cut(value)) for value in values)]
+            for field, values in fields]  # fmt: skip
     yield from _table([["recipe", *names], *(rows or [["(equal)", *("" for _ in names)]])])
+    yield from ([more] if more else [])
     yield ""
     if found.curve:
         yield from _table([["loss at tokens", *names], *(_losses(row) for row in found.curve)])
@@ -220,11 +239,13 @@ def _comparison(found: "RunComparison") -> Iterator[str]:
         values = [run.numbers.get(name, math.nan) for run in found.runs]
         if not all(math.isnan(value) for value in values):
             last.append([name, *("-" if math.isnan(value) else form.format(value) for value in values)])
-    sets = dict.fromkeys(name for run in found.runs for name in run.validation if name != "validation")
+    every = dict.fromkeys(name for run in found.runs for name in run.validation if name != "validation")
+    sets, more = first_of(every, TABLE_ROWS)
     for name in sets:
         texts = (f"{run.validation[name]:.4f}" if name in run.validation else "-" for run in found.runs)
         last.append([f"{escape_name(name)} loss", *texts])
     yield from _table(last)
+    yield from ([f"{more} validation losses (-v)"] if more else [])
 
 
 def _losses(row: "LossesAt") -> list[str]:

@@ -44,6 +44,7 @@ QuietOption = Annotated[
     bool,
     typer.Option("--quiet", "-q", help="Print warnings and the end only, as tracking.console=warnings."),
 ]
+AllOption = Annotated[bool, typer.Option("--verbose", "-v", help="List everything, not only the first of many.")]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say what was measured and decided, too.")]
 
 
@@ -98,9 +99,9 @@ def complain(message: str, level: str = "warning") -> None:
 
 
 def show_notes(notes: "Iterable[SettingNote]") -> None:
-    """Print warnings about odd settings, a line each."""
+    """Print notes and warnings about settings, a line each."""
     for note in notes:
-        say(f"warning: {note}")
+        say(f"{note.kind}: {note}")
 
 
 def say_above(text: str) -> None:

@@ -35,9 +35,9 @@ from hlat.cli.terminal import (
 )
 from hlat.runtime.backend.c_library import finish_compiling
 from hlat.runtime.errors import LaunchError, StorageError
-from hlat.runtime.process import LAUNCHER_ENV, REQUEUE_CODE, be_verbose, rank_info, stop_exit_code
+from hlat.runtime.process import LAUNCHER_ENV, REQUEUE_CODE, rank_info, stop_exit_code
 from hlat.runtime.progress import enter_stage
-from hlat.runtime.terminal import plural
+from hlat.runtime.terminal import be_verbose, plural
 
 if TYPE_CHECKING:
     from hlat.compilation import CompiledCache

@@ -26,7 +26,7 @@ __getattr__ = lazily(
     __name__,
     {
         "errors": "Fix Problem RecipeError short size_problem",
-        "explanations": "field_called",
+        "explanations": "field_called names_near",
         "layout_checks": "CHECKS Check TracedValues Values divisors holds",
         "load": "load_recipe model_section numbers_with_units parse_recipe",
         "model_base": "PRESETS model_differences preset_called",

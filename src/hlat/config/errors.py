@@ -8,17 +8,19 @@ no field can be forgotten: not the path of a tokenizer, nor one that a later ver
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import HlatError
-from hlat.runtime.terminal import escape_name
+from hlat.runtime.terminal import escape_name, first_of
 from hlat.runtime.urls import find_secret, redact_value
 
 _SCANNED = 10_000  # characters of a value that are searched for secrets
-_LISTED = 100  # problems that a message lists
+_LISTED = 30  # fields of which a message lists problems
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # in the path of a field of a list
 _LONGEST_SHOWN = 200  # characters of a name or path that a message repeats
 
 
@@ -69,8 +71,22 @@ class RecipeError(HlatError):
         self.sections = sections or {}
         count = len(self.problems)
         head = f"{_shortened(escape_name(source), _LONGEST_SHOWN)}: {count} problem{'s' if count > 1 else ''}"
-        more = [f"  and {count - _LISTED:,} more"] if count > _LISTED else []
-        super().__init__("\n".join([head, *(f"  {problem}" for problem in self.problems[:_LISTED]), *more]))
+        super().__init__("\n".join([head, *(f"  {line}" for line in _lines(self.problems))]))
+
+
+def _lines(problems: Sequence[Problem]) -> list[str]:
+    """Return a line for each problem, but three for a field of many list elements or mapping keys, and the rest."""
+    alike: dict[str, list[Problem]] = {}
+    for problem in problems:
+        alike.setdefault(_NUMBER.sub("*", problem.path), []).append(problem)
+    groups = list(alike.values())
+    shown, more = first_of(groups, _LISTED)
+    lines = []
+    for group in shown:
+        named, others = first_of(group)
+        lines += [*map(str, named), *([f"{others} of {_NUMBER.sub('N', group[0].path)}"] if others else [])]
+    hidden = sum(map(len, groups[len(shown) :]))
+    return [*lines, *([f"and {hidden:,} more"] if more else [])]
 
 
 def short(value: Any, limit: int = 60) -> str:

@@ -21,6 +21,7 @@ from hlat.config.errors import Problem, short
 from hlat.config.recipe import Recipe
 from hlat.config.sections.base import Section
 from hlat.runtime.backend.table import OTHER_DEVICE_NAMES
+from hlat.runtime.terminal import NAMED, VERBOSE_ENV, is_verbose
 
 _NAMES_ELSEWHERE = {
     # what is meant here: the names of other programs
@@ -192,6 +193,14 @@ def suggestion(name: str, known: typing.Iterable[str]) -> str:
     # difflib takes quadratic time, so long names are not compared.
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6) if len(name) <= _LONGEST_NAME else []
     return f"Did you mean {close[0]!r}? " if close else ""
+
+
+def names_near(name: str, known: typing.Collection[str]) -> str:
+    """Return a sentence with the three known names that are nearest, and how to list all."""
+    if is_verbose() or len(known) <= NAMED:
+        return f"Known: {', '.join(known)}."
+    near = difflib.get_close_matches(name[:_LONGEST_NAME].lower().rpartition("/")[2], known, n=NAMED, cutoff=0.0)
+    return f"The nearest are {', '.join(near)}; {VERBOSE_ENV}=1 before the command lists all {len(known)}."
 
 
 def _where_meant(location: tuple[int | str, ...]) -> str:

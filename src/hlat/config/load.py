@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from hlat.config.errors import Problem, RecipeError, plain_content, size_problem
-from hlat.config.explanations import FIELD_LIST, dotted_path, explain, explain_none, suggestion
+from hlat.config.explanations import FIELD_LIST, dotted_path, explain, explain_none, names_near, suggestion
 from hlat.config.layout_checks import Values
 from hlat.config.model_base import BASES, PRESETS, expand_model, read_hf_config
 from hlat.config.recipe import Recipe
@@ -81,7 +81,7 @@ def model_section(name: str) -> ModelConfig:
     if name in PRESETS:
         return ModelConfig.model_validate({**PRESETS[name], "preset": name})
     if not Path(name).exists() and HubModel.parse(name) is None:
-        remedy = f"{suggestion(name, PRESETS)}Known: {', '.join(PRESETS)}; or the path of a config.json."
+        remedy = f"{suggestion(name, PRESETS)}{names_near(name, PRESETS)} Or give the path of a config.json."
         raise RecipeError([Problem("model", "there is no such preset or file.", remedy, name, True)])
     config = ModelConfig.model_validate(read_hf_config(name))
     if problems := model_problems(config):

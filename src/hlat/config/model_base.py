@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.errors import Problem, RecipeError
-from hlat.config.explanations import suggestion
+from hlat.config.explanations import names_near, suggestion
 from hlat.config.model_files import ModelFolder, hf_to_model, read_config_json, read_model_folder
 from hlat.config.sections.model import ModelConfig, with_fixed_options
 from hlat.config.yaml_files import merge
@@ -232,7 +232,7 @@ def _numbers(model: dict[str, Any]) -> dict[str, Any]:
     if preset is None:
         return {} if hf_config is None else read_hf_config(hf_config)
     if not isinstance(preset, str) or preset not in PRESETS:
-        remedy = f"{suggestion(str(preset), PRESETS)}Known: {', '.join(PRESETS)}."
+        remedy = f"{suggestion(str(preset), PRESETS)}{names_near(str(preset), PRESETS)}"
         raise RecipeError([Problem("model.preset", "there is no such preset.", remedy, preset, True)])
     return PRESETS[preset]
 

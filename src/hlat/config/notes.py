@@ -28,6 +28,7 @@ class SettingNote:
     rule: str  # name of the rule
     text: str
     usual: str = ""  # what would be usual, a sentence; empty if the text says it
+    kind: str = "warning"  # or "note": nothing is wrong
 
     def __str__(self) -> str:
         return f"{self.text} {self.usual}".rstrip() + f" [{self.rule}]"

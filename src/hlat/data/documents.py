@@ -2,7 +2,7 @@
 
     row of a file --> Content: text, or token ids | BadRow: why it could not be read
     content, or its position in the source --SplitRule--> training | validation
-    counts of each source --describe_scarce--> a warning that too little is kept aside, or none
+    counts of each source --describe_scarce, describe_tails--> a sentence about sources of few documents, or none
 
 Text and ids both have a length, can be sliced, and have a byte form for hashing.
 
@@ -14,7 +14,6 @@ Worker processes import this module, so it imports neither torch, pyarrow and py
 """
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -23,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.data.tokenizers.base import TokenIdArray, Tokenizer
-from hlat.runtime.terminal import plural
+from hlat.runtime.terminal import NAMED
 
 Content = str | TokenIdArray  # a text, or token ids: uint32, shape (tokens,), without an end-of-sequence token
 ContentT = TypeVar("ContentT", bound=Content)
@@ -125,11 +124,6 @@ class SplitRule:
         return "validation" if self.below > 0 and _split_hash(encoded) < self.below else "train"
 
 
-def hash_share(encoded: bytes) -> float:
-    """Return the fraction above which a document, given by its ``content_bytes``, is for validation."""
-    return _split_hash(encoded) / 2.0**64
-
-
 ALL_VALIDATION = SplitRule(boundary=0)
 
 
@@ -139,10 +133,9 @@ def _split_hash(encoded: bytes) -> int:
 
 # Tokens for which the error of a mean loss is small: the losses of single tokens vary by 2 to 3 nats, so that the mean
 # of 10,000 tokens is known to 0.03 nats at best, less exactly if they are of few documents.
-_ENOUGH_TOKENS = 10_000
-_ENOUGH_DOCUMENTS = 5  # of a source, over which a loss says something about the others
-_NAMED_SOURCES = 3  # sources that a message names
-_LARGEST_SHARE = 0.2  # that is suggested; a corpus that needs more is too small
+ENOUGH_TOKENS = 10_000
+ENOUGH_DOCUMENTS = 5
+"""Documents of a source, over which a loss says something about the others."""
 
 
 class HeldOut(NamedTuple):
@@ -150,40 +143,37 @@ class HeldOut(NamedTuple):
 
     source: str  # name or path of the source
     documents: int  # documents kept aside
-    of_documents: int  # all documents of the source
     tokens: float  # tokens kept aside
     of_tokens: float  # all tokens of the source
 
-    @property
-    def is_scarce(self) -> bool:
-        """True if the loss over this text says little about the source."""
-        return self.tokens < _ENOUGH_TOKENS and self.documents < _ENOUGH_DOCUMENTS
 
-
-def describe_scarce(held: Sequence[HeldOut], fraction: float, about: str = "") -> tuple[str, str] | None:
-    """Return (problem, remedy) for sources with little validation text, split by document; None if none."""
-    scarce = [each for each in held if each.of_documents and each.is_scarce]
-    if not scarce:
-        return None
-    parts = [
-        f"{each.documents:,} of {each.of_documents:,} {'document' if each.of_documents == 1 else 'documents'} of "
-        f"{each.source} ({about}{each.tokens:,.0f} tokens)"
-        for each in scarce
+def describe_scarce(held: Sequence[HeldOut], fraction: float) -> str:
+    """Say of which sources whole documents, as the recipe demands, are little text; empty if of none."""
+    scarce = [
+        each for each in held if each.of_tokens and each.tokens < ENOUGH_TOKENS and each.documents < ENOUGH_DOCUMENTS
     ]
-    text = f"{_listed(parts)} for validation, chosen by hash: a loss over so little text says little."
-    least = min(scarce, key=lambda each: each.of_tokens)
-    needed = max(fraction, _ENOUGH_TOKENS / least.of_tokens)
-    tail = f"data.validation.by=tail keeps the last {fraction:.3g} of each source: {_tail(scarce, fraction)}"
-    if needed > _LARGEST_SHARE:
-        return text, f"{tail}. Or give a file of validation text of its own as data.validation.path."
-    share = math.ceil(needed * 100) / 100  # rounded up, so that the share that is suggested is enough
-    return text, f"{tail}; with data.validation.fraction={share:.3g} {_tail(scarce, share)}."
+    if not scarce:
+        return ""
+    # Not ``listed``: what is recorded with the data must not depend on what is asked for (-v).
+    more = f" and {len(scarce) - NAMED:,} more" if len(scarce) > NAMED else ""
+    named = f" ({', '.join(each.source for each in scarce[:NAMED])}{more})" if len(held) > 1 else ""
+    return (
+        f"{_sources(len(scarce), len(held), named)} under {ENOUGH_TOKENS:,} validation tokens; without "
+        f"data.validation.by=document, the last {fraction * 100:.3g} % is held out where documents are few."
+    )
 
 
-def _tail(sources: Sequence[HeldOut], fraction: float) -> str:
-    return _listed([f"about {each.of_tokens * fraction:,.0f} tokens of {each.source}" for each in sources])
+def describe_tails(tails: int, sources: int, fraction: float) -> str:
+    """Say of how many of the sources the tail is held out because their documents are few; empty if of none."""
+    if not tails:
+        return ""
+    return (
+        f"{_sources(tails, sources)} too few documents to hold out whole ones for validation: "
+        f"{'its' if tails == 1 else 'their'} last {fraction * 100:.3g} % is held out instead."
+    )
 
 
-def _listed(parts: Sequence[str]) -> str:
-    more = [f"{plural(len(parts) - _NAMED_SOURCES, 'other source')} alike"] if len(parts) > _NAMED_SOURCES else []
-    return " and ".join([*parts[:_NAMED_SOURCES], *more])
+def _sources(count: int, sources: int, named: str = "") -> str:
+    if sources == 1:
+        return "the corpus has"
+    return f"{count:,} of {sources:,} sources{named} {'has' if count == 1 else 'have'}"

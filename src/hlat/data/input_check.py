@@ -13,8 +13,8 @@ out, as the preparation does. Corpora of more than 16 MB, or of more text than t
 split here: the preparation says the same of them.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -28,12 +28,13 @@ from hlat.data.documents import (
     Vocabulary,
     content_bytes,
     describe_scarce,
-    hash_share,
+    describe_tails,
     hash_threshold,
     tail_start,
 )
 from hlat.data.formats.rows import convert_file_errors
 from hlat.data.formats.streams import COMPRESSED_ENDINGS, is_compressed, open_decompressed
+from hlat.data.prepare.corpus import NONE_CHOSEN, Corpus, ShortSources, bytes_per_token, short_sources
 from hlat.data.prepared.consistency import recipe_locations
 from hlat.data.prepared.manifest import DataManifest, read_data_manifest
 from hlat.data.prepared.prepared_folder import current_settings
@@ -42,7 +43,7 @@ from hlat.data.source_listing import SourceNotFoundError, doubts, first_bytes, r
 from hlat.data.stores.cache import Cache
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.load import describe_tokenizer, load_tokenizer
-from hlat.runtime.errors import DataError
+from hlat.runtime.errors import DataError, StorageError
 from hlat.runtime.urls import is_url
 
 _MOST_BYTES = 1 << 24  # of files, and of their text: a few tenths of a second
@@ -67,13 +68,12 @@ class SourceSplit:
     held_out_bytes: int = 0  # bytes of text for validation
     training_pieces: int = 0  # documents, and a beginning of one, that are for training
     training_tokens: int = 0  # tokens of these as they were counted or bounded, without end-of-text tokens
-    smallest_share: float = 1.0  # fraction of the corpus above which the first of them is for validation
 
 
-def _splits_by(data: DataConfig, way: str) -> bool:
-    """Return True if validation text is kept aside in a way: whole documents ("document"), or the end ("tail")."""
+def _splits_by(data: DataConfig, *ways: str) -> bool:
+    """Return True if validation text is kept aside in one of these values of data.validation.by."""
     validation = data.validation
-    return validation.path is None and validation.fraction > 0 and validation.by == way
+    return validation.path is None and validation.fraction > 0 and validation.by in ways
 
 
 def split_sources(
@@ -81,6 +81,7 @@ def split_sources(
     files: Mapping[str, Sequence[SourceFile]],
     vocabulary: Vocabulary | None,
     count_tokens: CountTokens = most_tokens,
+    short: ShortSources | None = None,
 ) -> list[SourceSplit]:
     """Split each source, given as local files by name; return nothing if there is too much to read."""
     every = [file for each in files.values() for file in each]
@@ -100,7 +101,8 @@ def split_sources(
                 documents.append((content, encoded in seen))
                 if data.duplicates == "drop":
                     seen.add(encoded)
-            found.append(_split_source(name, documents, data, count_tokens))
+            tail = (short or {}).get(of_source[0].source) if of_source else None
+            found.append(_split_source(name, documents, data, count_tokens, None if tail is None else tail.tail))
     except (DataError, _TooLongError):  # bad rows and files are the preparation's to report
         return []
     return found
@@ -135,11 +137,15 @@ def _is_too_long(file: SourceFile) -> bool:
 
 
 def _split_source(
-    name: str, documents: Sequence[tuple[Content, bool]], data: DataConfig, count_tokens: CountTokens
+    name: str,
+    documents: Sequence[tuple[Content, bool]],
+    data: DataConfig,
+    count_tokens: CountTokens,
+    tail: int | None,
 ) -> SourceSplit:
-    """Split the documents of a source; those with True are copies, which are left out."""
+    """Split the documents of a source, if at ``tail`` where that is given; those with True are copies, left out."""
     found, offset = SourceSplit(name), 0
-    rule = SplitRule(hash_threshold(data.validation.fraction) if _splits_by(data, "document") else 0)
+    rule = SplitRule(hash_threshold(data.validation.fraction) if _splits_by(data, "document", "auto") else 0, tail)
     if _splits_by(data, "tail"):  # where the tail begins follows from the length of all, copies included
         rule = SplitRule(boundary=tail_start(sum(len(each) for each, _ in documents), data.validation.fraction))
     for content, is_left_out in documents:
@@ -155,30 +161,13 @@ def _split_source(
         found.held_out_bytes += len(encoded) - sum(len(content_bytes(piece)) for piece in training)
         found.training_pieces += len(training)
         found.training_tokens += sum(map(count_tokens, training))
-        found.smallest_share = min(found.smallest_share, hash_share(encoded))
     return found
-
-
-def describe_empty_split(splits: Sequence[SourceSplit]) -> str:
-    """Return why the corpus has no validation text, and what would work; empty if it has some."""
-    documents = sum(each.documents for each in splits)
-    if not documents or any(each.held_out for each in splits):
-        return ""
-    counted = "the only document of the corpus is not" if documents == 1 else f"none of the {documents:,} documents is"
-    # A little more than the share itself, above which the document is kept aside.
-    share = math.ceil(min(each.smallest_share for each in splits) * 100 + 1e-9) / 100
-    larger = f", data.validation.fraction={share:g}, which keeps one aside" if documents > 1 and share < 0.5 else ""
-    return (
-        f"{counted} chosen for validation. Use data.validation.by=tail, which cuts inside a document{larger}, or "
-        "data.validation.fraction=0 for no validation."
-    )
 
 
 _BEGINNING_BYTES = 2048  # files of a source whose first bytes are looked at, evenly spread; preparation looks at all
 _SAMPLED_FILES = 8  # of a source whose first rows are read, evenly spread
 _SAMPLED_ROWS = 4  # at the beginning of such a file
 _DOUBTFUL_BYTES_PER_TOKEN = 16  # no tokenizer has fewer tokens in a text of words, so more text is long enough
-_TRAINED_BYTES_PER_TOKEN = 4.0  # of English, by a byte-level BPE of tens of thousands of tokens
 
 
 @dataclass(frozen=True)
@@ -201,8 +190,7 @@ class InputReport:
     training_tokens: float | None = None
     is_prepared: bool = False  # True if the data is prepared already
     doubts: list[str] = field(default_factory=list)  # sentences about files that seem to be absent or are there twice
-    # Sources with little validation text, and what would work; empty if there is none.
-    scarce_validation: tuple[str, str] | None = None
+    scarce_validation: str = ""  # about sources with few documents for validation; empty if there is none
     # What the tokenizer loses of the text, and what would work; None for nothing.
     lossy_tokenizer: tuple[str, str] | None = None
 
@@ -345,11 +333,7 @@ def _measure(data: DataConfig, files: list[SourceFile], report: InputReport) -> 
     if all(file.format.is_one_document for file in files) and data.tokenizer.path is None:
         report.most_tokens = report.text_bytes + len(files)  # a byte is the smallest token; and an end per document
     kept = 1.0 if data.validation.path is not None else 1.0 - data.validation.fraction
-    report.training_tokens = report.text_bytes / _bytes_per_token(data) * kept
-
-
-def _bytes_per_token(data: DataConfig) -> float:
-    return 1.0 if data.tokenizer.path is None and data.tokenizer.train == "char" else _TRAINED_BYTES_PER_TOKEN
+    report.training_tokens = report.text_bytes / bytes_per_token(data) * kept
 
 
 def _token_counter(data: DataConfig, tokenizer: Tokenizer | None, text_bytes: int) -> CountTokens | None:
@@ -373,19 +357,54 @@ def _check_split(
     """Report how much of each source of a small corpus is for validation, and how many tokens there can be."""
     vocabulary = None if tokenizer is None else Vocabulary.from_tokenizer(tokenizer)
     count = _token_counter(data, tokenizer, report.text_bytes)
-    splits = split_sources(data, files, vocabulary, count or most_tokens)
+    short = _short_sources(data, files, vocabulary)
+    splits = split_sources(data, files, vocabulary, count or most_tokens, short)
     if any(each.documents for each in splits):
         tokens = sum(each.training_tokens for each in splits)
         is_bounded = count is not None or data.tokenizer.path is None
         report.most_tokens = tokens + sum(each.training_pieces for each in splits) if is_bounded else None
         training_bytes = sum(each.bytes - each.held_out_bytes for each in splits)
         ends = sum(each.training_pieces for each in splits) if _adds_ends(data, tokenizer) else 0
-        report.training_tokens = training_bytes / _bytes_per_token(data) if count is None else tokens + ends
-    if not _splits_by(data, "document"):
+        report.training_tokens = training_bytes / bytes_per_token(data) if count is None else tokens + ends
+    report.scarce_validation = describe_tails(len(short), len(files), data.validation.fraction)
+    documents = sum(each.documents for each in splits)
+    if not _splits_by(data, "document", "auto") or short or not documents:
         return
-    if problem := describe_empty_split(splits):
-        report.problems.append(InputProblem("data.validation.fraction", problem, data.validation.fraction))
-    else:
-        size = _bytes_per_token(data)
-        held = [HeldOut(s.name, s.held_out, s.documents, s.held_out_bytes / size, s.bytes / size) for s in splits]
-        report.scarce_validation = describe_scarce(held, data.validation.fraction, "about ")
+    if not any(each.held_out for each in splits):
+        if data.mode == "online":  # no law of the mode demands validation text
+            report.scarce_validation = f"{_none_chosen(documents)} data.mode=prepared would hold out the end."
+        elif _splits_by(data, "document"):
+            problem = f"{_none_chosen(documents)} {NONE_CHOSEN}."
+            report.problems.append(InputProblem("data.validation.by", problem, data.validation.by))
+    elif _splits_by(data, "document"):
+        size = bytes_per_token(data)
+        held = [HeldOut(each.name, each.held_out, each.held_out_bytes / size, each.bytes / size) for each in splits]
+        report.scarce_validation = describe_scarce(held, data.validation.fraction)
+
+
+def _none_chosen(documents: int) -> str:
+    if documents == 1:
+        return "the only document of the corpus is not chosen for validation."
+    return f"none of the {documents:,} documents is chosen for validation."
+
+
+def _short_sources(
+    data: DataConfig, files: Mapping[str, list[SourceFile]], vocabulary: Vocabulary | None
+) -> ShortSources:
+    """Find the sources of which the preparation will hold out the tail, where little has to be read for that."""
+    readable = [
+        file
+        for of_source in files.values()
+        if not any(file.cached_store is not None or _is_unread(file, vocabulary) for file in of_source)
+        for file in of_source
+    ]
+    with suppress(DataError, StorageError):  # the preparation's to report
+        corpus = Corpus(readable, range(len(readable)), data.unreadable_rows, vocabulary)
+        return short_sources(data, corpus, _MOST_BYTES)
+    return {}
+
+
+def _is_unread(file: SourceFile, vocabulary: Vocabulary | None) -> bool:
+    # Ids mean nothing without a tokenizer; a text that is one document has to be read as a whole.
+    too_long = file.format.is_one_document and (file.size > _MOST_BYTES or _is_too_long(file))
+    return too_long or (file.format.holds_tokens and vocabulary is None)

@@ -268,7 +268,7 @@ def _data_lines(texts: Texts, sizes: Sizes, model: dict[str, str]) -> list[str]:
     lines.append(f"  sequence_length: {sizes.sequence_length}")
     if "from" not in model:
         lines.append(f"  tokenizer: {{train: bpe, vocab_size: {sizes.vocab_size}}}")
-    return [*lines, "  validation: {fraction: 0.01, by: document}"]
+    return [*lines, "  validation: {fraction: 0.01}  # whole documents; the end of a source of few documents"]
 
 
 def _parallel_lines(machine: Machine, sizes: Sizes) -> Sequence[list[str]]:

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from hlat.config import load_yaml, short, size_problem
 from hlat.runtime.errors import HardwareError
 from hlat.runtime.storage.local_files import read_small_file
-from hlat.runtime.terminal import escape_name
+from hlat.runtime.terminal import escape_name, listed
 
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0)]
@@ -335,8 +335,7 @@ def _mistakes(error: ValidationError, content: dict[str, Any]) -> str:
             location[1] = entry.get("name", location[1]) if isinstance(entry, dict) else location[1]
         value = short(mistake["input"]) if isinstance(mistake["input"], str | int | float) else ""
         lines.append(f"{escape_name('.'.join(map(str, location)))} {value}: {mistake['msg']}".strip())
-    more = f"; and {len(lines) - _MAX_LISTED:,} more" if len(lines) > _MAX_LISTED else ""
-    return "; ".join(lines[:_MAX_LISTED]) + more
+    return listed(lines, _MAX_LISTED, "; ")
 
 
 def installed_chip(catalog: Catalog) -> Chip | None:

@@ -17,6 +17,7 @@ from typing import Literal, get_args
 from hlat.hardware.catalog import Catalog, Chip, Instance, PriceKind
 from hlat.runtime.errors import HardwareError
 from hlat.runtime.quantities import rounded_text
+from hlat.runtime.terminal import listed
 
 Per = Literal["chip", "instance"]
 """Unit of a number of machines, or of a price."""
@@ -96,12 +97,11 @@ class Cluster:
 def no_price(kind: PriceKind, instances: Sequence[Instance]) -> str:
     """Say that instances have no price of a kind, and how to give one."""
     names = [instance.name for instance in instances]
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     known = [each for each in _KINDS if any(each in instance.prices for instance in instances)]
     # Nobody sells spot instances at a price that a catalog could keep.
     one = "--price X/h --interruptions N" if kind == "spot" else "--price X/h"
     return (
-        f"no {kind} price is known for {', '.join(names[:_LISTED])}{more}; known: {', '.join(known) or 'none'}. "
+        f"no {kind} price is known for {listed(names, _LISTED)}; known: {', '.join(known) or 'none'}. "
         f"`hlat plan` takes yours: {one} for a chip of any machine, or --quotes FILE with a column {kind} for prices "
         "of each (`hlat hardware quotes` prints a file to fill in)"
     )

@@ -23,6 +23,7 @@ from hlat.hardware.catalog import Catalog, FailureRate, Instance, InstancePrice,
 from hlat.hardware.cluster import Per, unknown_instance
 from hlat.runtime.errors import HardwareError
 from hlat.runtime.storage.local_files import read_small_file
+from hlat.runtime.terminal import listed
 
 OWN: PriceKind = "own"
 """Kind of the price of a quote."""
@@ -202,8 +203,7 @@ def _read(file: Path, catalog: Catalog, today: date) -> list[_Quote]:
     if not quotes and not problems:
         problems = ["no row has a price"]
     if problems:
-        more = [f"and {len(problems) - _MOST_LISTED:,} more"] if len(problems) > _MOST_LISTED else []
-        raise HardwareError("\n  ".join([f"--quotes {file}:", *problems[:_MOST_LISTED], *more]))
+        raise HardwareError(f"--quotes {file}:\n  " + listed(problems, _MOST_LISTED, "\n  "))
     return quotes
 
 

@@ -37,6 +37,7 @@ from hlat.resilience import GOODPUT_FILE, Goodput, Hang, HeartbeatReading, Watch
 from hlat.runtime import version
 from hlat.runtime.helper_process import Channel
 from hlat.runtime.process import is_running, is_stopped
+from hlat.runtime.terminal import listed
 from hlat.tracking import from_json_value
 
 _REMEMBERED_BYTES = 1 << 12  # last bytes read, by which a copy of the file is recognized
@@ -172,7 +173,7 @@ class RunObserver:
             return f"process {self._run.parent} is stopped by a signal"
         if hang is None:
             return None
-        who = ", ".join(map(str, hang.ranks))
+        who = listed(hang.ranks)
         return f"rank {who} hangs in {hang.phase} of step {hang.step} for {hang.seconds:.0f} s: {hang.why}"
 
     def _goodput(self, attempts: int, beats: list[HeartbeatReading], now: float) -> dict[str, float]:

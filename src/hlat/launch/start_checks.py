@@ -368,10 +368,9 @@ def note_short_text(place: StartPlace) -> Iterator[SettingNote]:
 
 
 def note_validation(place: StartPlace) -> Iterator[SettingNote]:
-    """Yield a note if little text of a source is for validation."""
-    if place.inputs.scarce_validation is not None:
-        text, remedy = place.inputs.scarce_validation
-        yield SettingNote(VALIDATION_NOTE, text, remedy)
+    """Yield a note about sources with few documents for validation."""
+    if place.inputs.scarce_validation:
+        yield SettingNote(VALIDATION_NOTE, place.inputs.scarce_validation, kind="note")
 
 
 def note_tokenizer(place: StartPlace) -> Iterator[SettingNote]:

@@ -45,7 +45,7 @@ from hlat.model.spec import (
     gate_up_groups,
 )
 from hlat.runtime.errors import CheckpointError
-from hlat.runtime.terminal import plural
+from hlat.runtime.terminal import listed, plural
 
 
 @dataclass(frozen=True)
@@ -347,6 +347,5 @@ def _size(shape: Iterable[int]) -> str:
 
 def _raise_if_any(problems: list[str], head: str) -> None:
     if problems:
-        more = [f"and {len(problems) - _MAX_LISTED} more"] if len(problems) > _MAX_LISTED else []
-        listed = [f"  {problem}" for problem in [*problems[:_MAX_LISTED], *more]]
-        raise CheckpointError("\n".join([f"{head}: {len(problems)} problem(s)", *listed]))
+        shown = listed(problems, _MAX_LISTED, "\n  ")
+        raise CheckpointError(f"{head}: {len(problems)} problem(s)\n  {shown}")

@@ -29,6 +29,7 @@ from hlat.parallel.layout import AXES, Layout
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.join import device_group
 from hlat.runtime.errors import LaunchError
+from hlat.runtime.terminal import TABLE_ROWS, listed
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,7 @@ def _named(groups: ProcessGroups) -> Iterator[tuple[str, ProcessGroup]]:
 def _try_operation(
     name: str, operation: str, group: ProcessGroup, trial: Callable[[], tuple[list[float], list[float]]]
 ) -> None:
-    ranks = ", ".join(map(str, dist.get_process_group_ranks(group)))
+    ranks = listed(dist.get_process_group_ranks(group), TABLE_ROWS)
     try:
         # A collective may return without an error and have done nothing, so results are compared.
         found, expected = trial()

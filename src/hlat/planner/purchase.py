@@ -30,6 +30,7 @@ from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.problem.request import PlanRequest, names_tokens, nearest_shape, resolve_request
 from hlat.runtime.errors import HardwareError, PlanError
 from hlat.runtime.quantities import short_count
+from hlat.runtime.terminal import TABLE_ROWS, listed
 
 ANY = "any"
 """Text for every kind of instance that has a price."""
@@ -108,7 +109,7 @@ def missed_by_reason(missed: dict[str, str]) -> list[tuple[str, str]]:
     names: dict[str, list[str]] = {}
     for name, reason in missed.items():
         names.setdefault(reason, []).append(name)
-    return [(", ".join(found), reason) for reason, found in names.items()]
+    return [(listed(found, TABLE_ROWS), reason) for reason, found in names.items()]
 
 
 def _kinds_of(question: PlanQuestion, goal: Goal) -> tuple[list[Kind], PriceKind | None, dict[str, str]]:
@@ -166,9 +167,8 @@ def _instances(chips: str, catalog: Catalog, *, priced: bool) -> list[tuple[Inst
     if not chosen and not problems:
         problems, is_close = ["--chips names nothing"], False
     if problems:
-        known = ", ".join(instance.name for instance, _ in usable)
-        listed = "`hlat hardware list` shows all" if is_close else f"Known instances: {known}"
-        raise HardwareError("\n".join([*problems, f"{listed}; or any, for all that have a price."]))
+        known = "" if is_close else f"Some are {listed(instance.name for instance, _ in usable)}; "
+        raise HardwareError("\n".join([*problems, f"{known}`hlat hardware list` shows all; or any: all with a price."]))
     return chosen
 
 

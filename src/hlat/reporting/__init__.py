@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "overview": "LossesAt RunComparison RunOverview compare_runs flat_settings read_overview sparkline",
+        "overview": (
+            "LossesAt RunComparison RunOverview compare_runs flat_settings read_overview shown_settings sparkline"
+        ),
         "planned_and_actual": "Machines",
         "report": "ReportServer report_page write_report",
         "run_status": "RunSummary list_runs",

@@ -13,21 +13,29 @@ shortest, and no value is repeated: two logged steps are two rows.
 
 import json
 import math
+import re
 from array import array
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import yaml
 
 from hlat.reporting.run_status import RunStatus, is_run, last_recipe, no_run, read_status, run_events, run_name
 from hlat.runtime.storage.run_folder import ATTEMPTS_NAME, RECIPE_NAME
+from hlat.runtime.terminal import NAMED, is_verbose
 from hlat.tracking import from_json_value, iter_valid_records, read_valid_records
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _NUMBERS = ("step", "tokens", "loss", "val_loss", "val_bits_per_byte", "tokens_per_second", "mfu", "memory_bytes")
+
+
+_ELEMENT = re.compile(r"(?<=\.)\d+(?=\.|$)")  # the number of an element, in the path of a field
+_NAMED_ELEMENT = re.compile(r"\.(sets|tasks|weights|components)\..+")
+T = TypeVar("T")
 
 
 class Curve(Sequence[tuple[float, float]]):
@@ -135,15 +143,29 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Flatten a recipe to one text per field, by dotted path."""
+    """Flatten a recipe to one text per field, by dotted path; of sections in a list, the path has the number."""
     found: dict[str, str] = {}
-    for name, value in settings.items():
+    for name, given in settings.items():
         path = f"{prefix}{name}"
+        are_sections = isinstance(given, list | tuple) and given and all(isinstance(each, dict) for each in given)
+        value = {str(number): each for number, each in enumerate(given)} if are_sections else given
         if isinstance(value, dict) and value:
             found |= flat_settings(value, f"{path}.")
         else:
             found[path] = value if isinstance(value, str) else json.dumps(value)
     return found
+
+
+def shown_settings(flat: Mapping[str, T]) -> tuple[list[tuple[str, T]], str]:
+    """Return the fields to show, of elements of a list or mapping the first three, and what to say of the others."""
+    counts, shown = Counter[str](), list[tuple[str, T]]()
+    for path, value in flat.items():
+        alike = _NAMED_ELEMENT.sub(r".\1", _ELEMENT.sub("N", path))
+        counts[alike] += 1
+        if counts[alike] <= NAMED or is_verbose():
+            shown.append((path, value))
+    hidden = len(flat) - len(shown)
+    return shown, f"and {hidden:,} more fields of list elements (-v)" if hidden else ""
 
 
 class _Metrics:

@@ -33,7 +33,7 @@ from hlat.runtime.errors import DataError, HlatError
 from hlat.runtime.quantities import rounded_text, usd_text
 
 _GIB = 1 << 30
-_MOST_SOURCES = 24  # bars of a chart
+_MOST_SOURCES = 8  # bars of a chart, and rows of a table
 _DAY, _HOUR = 86400.0, 3600.0
 
 
@@ -199,12 +199,16 @@ def _weighted_mixture(recipe: Recipe, samples: int) -> list[Html]:
         asked = [before + weight * share for before, weight in zip(asked, phase.weights, strict=True)]
         start = max(start, stop)
     length, total = recipe.data.sequence_length, samples or 1
-    names = _source_names(recipe)
+    every = list(zip(_source_names(recipe), asked, map(int, delivered), strict=True))
+    shown = sorted(every, key=lambda row: -row[2])[: None if len(every) <= _MOST_SOURCES else _MOST_SOURCES]
+    rest = [row for row in every if row not in shown]
+    # In the order of the recipe; what is not shown is one row.
+    parts = [row for row in every if row in shown]
+    parts += [(f"{len(rest):,} others", sum(row[1] for row in rest), sum(row[2] for row in rest))] if rest else []
     rows = [
-        (name, f"{wanted / total:.3%}", f"{count / total:.3%}", f"{int(count) * length:,}")
-        for name, wanted, count in zip(names, asked, delivered, strict=True)
+        (name, f"{wanted / total:.3%}", f"{count / total:.3%}", f"{count * length:,}") for name, wanted, count in parts
     ]
-    tokens = {name: float(count) * length for name, count in zip(names, delivered, strict=True)}
+    tokens = {name: float(count) * length for name, _, count in parts}
     columns = ("source", "asked until now", "delivered", "tokens delivered")
     return [_token_bars("Tokens delivered", tokens), table(columns, rows, caption="Data mixture, asked and delivered")]
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hlat.config import short
 from hlat.page import (
     Html,
     Mark,
@@ -30,11 +31,12 @@ from hlat.page import (
     table,
     time_unit,
 )
-from hlat.reporting.overview import differing_settings, flat_settings
+from hlat.reporting.overview import differing_settings, flat_settings, shown_settings
 from hlat.reporting.run_record import Column, Floats, RunRecord, shown, step_seconds, wall_seconds
 from hlat.reporting.run_status import RunEvent
 
 _MEMORY_METRICS = ("memory_bytes", "memory_reserved_bytes")
+_MOST_SERIES = 8  # curves of a chart that can be told apart
 _NOT_CHARTED = {"step", "tokens", "samples", "batch_crc32"}  # positions and a checksum
 _GIB = 1 << 30
 # Events to mark on the curves: their name there, and if they get a line through the chart.
@@ -142,6 +144,11 @@ def _chart(
                 steps, values = run.metrics[name]
                 label = _label(name) if len(runs) == 1 else f"{run.name}: {_label(name)}"
                 series.append(Series(label, _placed(steps, places), values * factor))
+    if len(series) > _MOST_SERIES:
+        title = f"{title}: {_MOST_SERIES} of {len(series):,}, the highest; metrics.jsonl has all"
+        # The first are the losses of all text; the others by where they ended.
+        chosen = [*series[:2], *sorted(series[2:], key=lambda each: -float(each.y[-1]))][:_MOST_SERIES]
+        series = [each for each in series if any(each is one for one in chosen)]
     # Marks of several runs would cover one another.
     marks = _run_marks(runs[0], scale.places(runs[0])) if marked and len(runs) == 1 else []
     return line_chart(title, series, scale.label, up, marks=marks, zero=zero)
@@ -353,7 +360,7 @@ def recipe_section(run: RunRecord) -> Html:
     """Show the resolved recipe, and the changes with which the run was resumed."""
     contents = []
     changes = [
-        (str(change.get("path")), f"{event.step or 0:,}", repr(change.get("old")), repr(change.get("new")))
+        (str(change.get("path")), f"{event.step or 0:,}", *(short(change.get(name)) for name in ("old", "new")))
         for event in run.of_kind("resume")
         for change in event.fields.get("changes") or ()
         if isinstance(change, dict)
@@ -362,7 +369,8 @@ def recipe_section(run: RunRecord) -> Html:
         columns = ("field", "resumed at step", "before", "after")
         contents.append(table(columns, changes, caption="Changes of the recipe while resuming"))
     if run.settings:
-        rows = list(flat_settings(run.settings).items())
+        rows, more = shown_settings(flat_settings(run.settings))
+        rows += [("...", more)] if more else []
         contents.append(details("Resolved recipe", table(("field", "value"), rows, caption="Resolved recipe")))
     else:
         contents.append(paragraph("The resolved recipe is unknown."))
@@ -373,10 +381,9 @@ def recipe_diff_section(runs: Sequence[RunRecord]) -> Html:
     """Show the fields in which the recipes of several runs differ; empty for one run."""
     if len(runs) < 2:
         return ""
-    differing = differing_settings([run.settings for run in runs])
-    rows = [
-        (name, *(shown(value, str, "not in this recipe") for value in values)) for name, values in differing.items()
-    ]
+    differing, more = shown_settings(differing_settings([run.settings for run in runs]))
+    rows = [(name, *(shown(value, str, "not in this recipe") for value in values)) for name, values in differing]
+    rows += [("...", more, *("" for _ in runs[1:]))] if more else []
     names = ("field", *(run.name for run in runs))
     contents = [table(names, rows, caption="Fields in which the recipes differ")] if rows else []
     return section("Recipe diff", contents or [paragraph("The recipes are equal.")])

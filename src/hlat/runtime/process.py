@@ -358,16 +358,3 @@ def lossy_stream(descriptor: int, encoding: str = "utf-8", *, by_line: bool = Tr
     # No BufferedWriter between them: its lock would make a signal handler fail that prints within a print.
     raw: Any = LossyOutput(descriptor)
     return io.TextIOWrapper(raw, encoding, "replace", line_buffering=by_line)
-
-
-VERBOSE_ENV = "HLAT_VERBOSE"
-
-
-def is_verbose() -> bool:
-    """Return True if notes about what was decided are asked for, besides warnings and results."""
-    return os.environ.get(VERBOSE_ENV, "0") not in ("", "0")
-
-
-def be_verbose() -> None:
-    """Ask for all notes, in this process and those that it starts."""
-    os.environ[VERBOSE_ENV] = "1"

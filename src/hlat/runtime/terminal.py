@@ -26,10 +26,10 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _CONTROLS_IN_NAMES = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -122,6 +122,42 @@ def plural(count: int, noun: str) -> str:
         ending = "es" if noun.endswith("s") else "ies" if noun.endswith("y") else "s"
         noun = (noun[:-1] if ending == "ies" else noun) + ending
     return f"{count:,} {noun}"
+
+
+VERBOSE_ENV = "HLAT_VERBOSE"
+
+
+def is_verbose() -> bool:
+    """Return True if notes about what was decided, and lists in full, are asked for."""
+    return os.environ.get(VERBOSE_ENV, "0") not in ("", "0")
+
+
+def be_verbose() -> None:
+    """Ask for all notes and lists, in this process and those that it starts."""
+    os.environ[VERBOSE_ENV] = "1"
+
+
+NAMED, TABLE_ROWS = 3, 8
+"""Items that a message names, and rows of a table, unless more are asked for (-v): output does not grow with them."""
+T = TypeVar("T")
+
+
+def first_of(items: Iterable[T], most: int = NAMED) -> tuple[list[T], str]:
+    """Return the first items, or all if that is asked for, and what to say of the others: ``and 37 more``, or nothing.
+
+    A list of which one is left out is longer than all of it, so then none is.
+    """
+    every = list(items)
+    shown = every if is_verbose() or len(every) == most + 1 else every[:most]
+    hidden = len(every) - len(shown)
+    return shown, f"and {hidden:,} more" if hidden else ""
+
+
+def listed(items: Iterable[object], most: int = NAMED, between: str = ", ") -> str:
+    """Join items, of which the first ``most`` are named and the others counted: ``a, b, c and 37 more``."""
+    shown, more = first_of(items, most)
+    joint = " " if between == ", " and shown else between
+    return between.join(map(str, shown)) + (f"{joint}{more}" if more else "")
 
 
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"

@@ -11,7 +11,7 @@ and broadcasts them to its group; the cursors of the data streams are part of th
 import math
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -28,6 +28,7 @@ from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import DataError
 from hlat.runtime.progress import ProgressRecord, advance
+from hlat.runtime.terminal import first_of
 
 _CURSORS = "data.cursors"
 
@@ -80,8 +81,9 @@ class PreparedBatchSource:
 
     def __init__(self, data: TrainingData, batches: BatchSchedule, total: int) -> None:
         self._data, self._batches = data, batches
-        epochs = (f"{count:.2f} epochs{f' of {name}' if name else ''}" for name, count in data.epochs(total).items())
-        self.notes = [f"data: {', '.join(epochs)} in this run", *(f"packing: {waste}" for waste in data.waste)]
+        self.notes = [f"data: {_epochs(data.epochs(total))} in this run"]
+        if (waste := data.waste) is not None:
+            self.notes.append(f"packing: {waste}")
 
     def reader(self, model: ParallelModel, samples: int) -> BatchReader:
         del samples
@@ -95,6 +97,17 @@ class PreparedBatchSource:
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         """Do nothing: the global sample index is the whole position."""
+
+
+def _epochs(counts: Mapping[str, float]) -> str:
+    """Describe the passes over each source, or over the corpus (key ""), the most first."""
+    ordered = sorted(counts.items(), key=lambda pair: -pair[1])
+    texts = [f"{count:.2f} epochs" for _, count in ordered]
+    if len(set(texts)) == 1:
+        return texts[0] + (f" of each of {len(texts):,} sources" if len(texts) > 1 else "")
+    every = [f"{text} of {name}" for text, (name, _) in zip(texts, ordered, strict=True)]
+    shown, more = first_of(every)
+    return f"{', '.join(shown)}{f' {more}, the fewest {texts[-1]}' if more else ''}"
 
 
 class _PreparedReader:

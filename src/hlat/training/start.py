@@ -41,14 +41,14 @@ from typing import Any
 import yaml
 
 from hlat.checkpoint import software_versions
-from hlat.config import Recipe, recipe_notes
+from hlat.config import Recipe, recipe_notes, short
 from hlat.hardware import device_chip, load_catalog
 from hlat.model import count_parameters, deterministic_by_default
 from hlat.parallel import decide_compilation
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.join import Runtime
 from hlat.runtime.errors import DataError, HlatError, LaunchError, StorageError
-from hlat.runtime.process import LAUNCHER_ENV, host_name, is_running, is_verbose
+from hlat.runtime.process import LAUNCHER_ENV, host_name, is_running
 from hlat.runtime.storage.local_files import read_small_file, write_atomic
 from hlat.runtime.storage.run_folder import (
     ATTEMPT_ENV,
@@ -58,7 +58,7 @@ from hlat.runtime.storage.run_folder import (
     RECIPE_NAME,
     is_foreign_recipe,
 )
-from hlat.runtime.terminal import plural
+from hlat.runtime.terminal import TABLE_ROWS, first_of, is_verbose, plural
 from hlat.runtime.urls import redact, redact_json, redact_value
 from hlat.tracking import EventLog, OtherRankTracker, Tracker, read_valid_records
 from hlat.training.interruptions import report_tier_notes
@@ -408,7 +408,8 @@ def _report_notes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     for note in state.training_data.notes:
         tracker.message(note)
     late = [note for data in (prepared, *state.sets.values()) for note in data.training_notes]
-    for note in [*prepared.notes, *late]:
+    # What was said when the data was prepared is not repeated at every start.
+    for note in [*(prepared.notes if state.saved is None else prepared.opening_notes), *late]:
         tracker.message(f"data: {note}")
     report_damaged(state.damaged, tracker)
     report_tier_notes(state.tiers.events, tracker)
@@ -423,8 +424,10 @@ def _report_notes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
         tracker.message(f"resumed at step {state.step} of {recipe.total_steps}")
     for note in state.arithmetic.differences(state.saved_arithmetic) if state.saved_arithmetic is not None else ():
         tracker.message(note)
-    for change in state.recipe_changes:
-        tracker.message(f"changed since the checkpoint: {change.path}: {change.old!r} -> {change.new!r}")
+    changes = (f"{change.path}: {short(change.old)} -> {short(change.new)}" for change in state.recipe_changes)
+    shown, more = first_of(changes, TABLE_ROWS)
+    for change in filter(None, (*shown, more)):
+        tracker.message(f"changed since the checkpoint: {change}")
     report_component_changes(state, tracker)
 
 

@@ -73,8 +73,8 @@ FIELDS = (
     _check("no number of 30 digits", f"training.seed={'9' * 30}", "about 30 digits", "below 2**63"),
 )
 MODEL = (
-    _check("preset, nearly", "model.preset=llama2-7b", "no such preset", "Did you mean 'llama-2-7b'?", "qwen3-0.6b"),
-    _check("hub id as preset", "model.preset=Qwen/Qwen3-8B", "no such preset", "Known:"),
+    _check("preset, nearly", "model.preset=llama2-7b", "no such preset", "Did you mean 'llama-2-7b'?", "llama-3-70b"),
+    _check("hub id as preset", "model.preset=Qwen/Qwen3-8B", "no such preset", "The nearest are qwen3-8b"),
     _check("config.json not there", "model.hf_config=nowhere", "model.hf_config = 'nowhere'", "config.json"),
     _check(
         "heads do not divide",
@@ -147,7 +147,12 @@ FILES = (
     _check("no such tokenizer", "data.tokenizer.path=nope.json", "no such tokenizer", "set it to null to train one"),
     _check("an id without an owner", "data.tokenizer.path=gpt2", "its id has an owner, as in openai-community/gpt2"),
     _check("weights of torch.save", "checkpoint.init_from={short}", "this is a file", "`hlat import FOLDER` reads"),
-    _check("no validation text", "data.path={rows}", "none of the 2 documents is chosen for validation", "by=tail"),
+    _check(
+        "no validation text",
+        "data.path={rows} data.validation.by=document",
+        "none of the 2 documents is chosen for validation",
+        "by=auto",
+    ),
     _check("no tokenizer", "data.tokenizer.path={rows}", "data.tokenizer.path", "not a tokenizer"),
     _check(
         "tokenizer too large", "data.tokenizer.path={tokenizer} model.vocab_size=200", "the model only 200", "at least"
@@ -156,9 +161,7 @@ FILES = (
     _check(
         "no such task", "evaluation.tasks=[nope.jsonl]", "evaluation.tasks.0 = 'nope.jsonl'", "hlat evaluate --render"
     ),
-    _check(
-        "sequence longer than text", "data.path={short} data.sequence_length=4096", "at most 11 tokens", "more text"
-    ),
+    _check("sequence longer than text", "data.path={short} data.sequence_length=4096", "at most 6 tokens", "more text"),
     _check(
         "rows shorter than a sequence",
         "data.path={rows} data.validation.fraction=0",

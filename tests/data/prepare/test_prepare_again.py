@@ -191,18 +191,18 @@ def test_foreign_files_are_not_overwritten(small: Path, tmp_path: Path) -> None:
 
 def test_no_document_for_validation_is_an_error(tmp_path: Path) -> None:
     file = write_jsonl(tmp_path / "a.jsonl", documents(3, 800))
-    few, out = {"fraction": 1e-6}, tmp_path / "out"
+    few, out = {"fraction": 1e-6, "by": "document"}, tmp_path / "out"
 
     def before_tokenizing(stage: str, done: int, total: int) -> None:
         del done, total
         assert stage != "tokenize"
 
-    with pytest.raises(DataError, match=r"none of the 3 documents.*by=tail.*fraction=0 for no validation\.$"):
+    with pytest.raises(DataError, match=r"none of the 3 documents.*by=auto.*fraction=0 for no validation\.$"):
         prepare(data_config(file, validation=few), out, workers=1, progress=before_tokenizing)
     trained = prepare(data_config(file, validation={"fraction": 0.2, "by": "tail"}), out, workers=1)
     assert trained.validation_tokens > 0
     given = data_config(file, validation=few, tokenizer={"path": str(trained.dir / "tokenizer")})
-    with pytest.raises(DataError, match=r"none of the 3 documents.*by=tail.*fraction=0.*after deleting .*partial"):
+    with pytest.raises(DataError, match=r"none of the 3 documents.*by=auto.*fraction=0.*after deleting .*partial"):
         prepare(given, tmp_path / "other", workers=1)
     nulls = write_jsonl(tmp_path / "nulls.jsonl", [None, ""])
     with pytest.raises(DataError, match=r"nulls\.jsonl: every document in it is null or empty"):

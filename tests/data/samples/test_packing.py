@@ -99,7 +99,8 @@ def test_best_fit_accounts_for_every_token(
     data = training_data(prepared, length, seed, packing="best-fit", isolate=isolate)
     n = data.samples_per_epoch
     batch = data.batch(epoch * n, n)
-    (waste,) = data.waste
+    waste = data.waste
+    assert waste is not None
     tokens, starts = _tokens(prepared), prepared.document_boundaries("train").astype(np.int64)
     assert waste.positions == n * length
     assert waste.padding == n * length - len(tokens)

@@ -24,6 +24,7 @@ from hlat.checkpoint.format.filesystem import Disk, FileRecord, write_file
 from hlat.checkpoint.format.index import INDEX_NAME, StoredChunk, StoredTensor, parse_index, write_index
 from hlat.checkpoint.format.tensor_files import Region, TensorChunk, WriteResult, read_regions, write_chunks
 from hlat.runtime.errors import CheckpointError
+from hlat.runtime.terminal import listed
 
 META_NAME = "meta.json"
 
@@ -90,9 +91,7 @@ def parse_meta(data: bytes) -> dict[str, Any]:
         _Meta.model_validate(meta)
     except ValidationError as exc:
         problems = [f"{'.'.join(map(str, found['loc']))[:100]}: {found['msg'].lower()}" for found in exc.errors()]
-        more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
-        listed = "; ".join([*problems[:_LISTED], *more])
-        raise CheckpointError(f"{META_NAME} has invalid fields: {listed}") from None
+        raise CheckpointError(f"{META_NAME} has invalid fields: {listed(problems, _LISTED, '; ')}") from None
     return meta
 
 

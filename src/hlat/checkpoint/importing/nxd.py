@@ -45,6 +45,7 @@ from hlat.checkpoint.importing.base import (
 from hlat.config import ModelConfig
 from hlat.model import EMBEDDING, HEAD
 from hlat.runtime.errors import CheckpointError
+from hlat.runtime.terminal import listed
 
 SHARD = re.compile(r"(?:dp_rank_(?P<dp>\d+)_)?(?:ep_rank_(?P<ep>\d+)_)?tp_rank_(?P<tp>\d+)_pp_rank_(?P<pp>\d+)\.pt")
 
@@ -149,9 +150,8 @@ def find_rank_files(folder: Path) -> RankFiles:
         if (tp, pp) not in found
     ]
     if missing or not found:
-        more = [f"and {len(missing) - _LISTED} more"] if len(missing) > _LISTED else []
-        listed = "; ".join([*missing[:_LISTED], *more]) or "data-parallel rank 0"
-        raise CheckpointError(f"{folder}: files of ranks are missing: {listed}.")
+        names = listed(missing, _LISTED, "; ") or "data-parallel rank 0"
+        raise CheckpointError(f"{folder}: files of ranks are missing: {names}.")
     return RankFiles(tensor, pipeline, found)
 
 

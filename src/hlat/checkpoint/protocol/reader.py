@@ -34,6 +34,7 @@ from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import CheckpointError, CheckpointFormatError
 from hlat.runtime.progress import advance, blocking_call
 from hlat.runtime.storage.local_files import broken_link
+from hlat.runtime.terminal import listed
 
 MANIFEST_NAME = "manifest.json"
 MARKER_NAME = "COMMITTED"
@@ -242,10 +243,9 @@ class Checkpoint:
             elif found.shape != target.shape or found.dtype != target.dtype:
                 problems.append(f"{name}: saved as {_describe(found)}, needed as {_describe(target)}")
         if problems:
-            more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
             head = f"{self.path}: {len(problems)} tensors do not fit the model and optimizer of the recipe"
             remedy = "Give the recipe the model and optimizer that `hlat checkpoint show` lists, or another checkpoint."
-            raise CheckpointError("\n  ".join([head, *problems[:_LISTED], *more]) + f"\n{remedy}")
+            raise CheckpointError("\n  ".join([head, listed(problems, _LISTED, "\n  ")]) + f"\n{remedy}")
 
     def load(self, prefix: str) -> dict[str, torch.Tensor]:
         """Read the tensors whose names begin with ``prefix`` to the CPU; the result's keys lack the prefix."""
@@ -352,7 +352,7 @@ def resolve(path: Path) -> Path:
             return folder
         refuse_newer_format(folder)
         damaged.append(f"{folder.name}: {'; '.join(problems)}")
-        _LOG.warning("%s is damaged and skipped: %s", folder, "; ".join(problems))
+        _LOG.warning("%s is damaged and skipped: %s", folder, listed(problems, between="; "))
     if damaged:
         raise CheckpointError("\n  ".join([f"{root}: no checkpoint in it is valid", *damaged]))
     raise CheckpointError(f"{path}: no checkpoint there. {_hint(path)}")

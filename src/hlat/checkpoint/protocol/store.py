@@ -39,6 +39,7 @@ from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import CheckpointError, StateLostError, StorageError
 from hlat.runtime.progress import blocking_call
 from hlat.runtime.storage.run_folder import RunFolder
+from hlat.runtime.terminal import listed
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ DamageHandler = Callable[[Path | str, list[str]], None]
 
 def log_damage(folder: Path | str, problems: list[str]) -> None:
     """Log a warning about a damaged checkpoint, the default ``DamageHandler``."""
-    _LOG.warning("checkpoint %s is damaged and set aside: %s", folder, "; ".join(problems))
+    _LOG.warning("checkpoint %s is damaged and set aside: %s", folder, listed(problems, between="; "))
 
 
 class CheckpointStore:

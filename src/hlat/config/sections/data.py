@@ -65,8 +65,9 @@ class ValidationSplitConfig(Section):
 
     fraction: Share = Field(0.01, ge=0, lt=1)
     """Share of the corpus kept aside; 0 for none."""
-    by: Literal["document", "tail"] = "document"
-    """document sets whole documents aside, chosen by hash; tail takes the last characters or tokens of every source."""
+    by: Literal["auto", "document", "tail"] = "auto"
+    """document sets whole documents aside, chosen by hash; tail takes the last characters or tokens of every source;
+    auto takes documents, and the tail of each source of which the hash would choose (nearly) none."""
     path: str | None = None
     """A source of its own for validation instead of a share of the corpus."""
 

@@ -14,6 +14,7 @@ from pydantic import Field, IPvAnyAddress
 
 from hlat.config.errors import Problem, RecipeError
 from hlat.config.sections.base import Count, Duration, Positive, Seconds, Section, Whole
+from hlat.runtime.terminal import listed
 
 
 class LocalSnapshotsConfig(Section):
@@ -133,7 +134,7 @@ def refuse_faults(faults: Sequence[FaultConfig], allowed: bool) -> None:
     """Raise RecipeError for injected faults that the user has not allowed."""
     # A recipe from elsewhere must not make a run fail.
     if faults and not allowed:
-        kinds = ", ".join(f"{fault.kind} at step {fault.at_step}" for fault in faults)
+        kinds = listed(f"{fault.kind} at step {fault.at_step}" for fault in faults)
         remedy = "Give --allow-faults if the run is to fail in these ways, or remove them."
         raise RecipeError([Problem("faults", f"the recipe asks for faults: {kinds}.", remedy)])
 

@@ -27,7 +27,7 @@ from hlat.data.formats.base import WHOLE_FILE, FileFormat, FileRange, group_rang
 from hlat.data.formats.rows import TEXT_COLUMN, ColumnKind, InputFile, Row
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.local_files import recognize
-from hlat.runtime.terminal import escape_name, plural
+from hlat.runtime.terminal import escape_name, listed, plural
 
 _MAGIC = b"ARROW1"
 _TAIL = struct.Struct("<i6s")  # length of the footer, and the magic word again
@@ -263,4 +263,4 @@ def _json(path: str, read: Callable[[str], bytes]) -> dict[str, Any]:
 
 
 def _list(names: list[str]) -> str:
-    return ", ".join(escape_name(name) for name in names[:10]) + (", ..." if len(names) > 10 else "")
+    return listed(map(escape_name, names), 10)

@@ -34,7 +34,7 @@ import pyarrow as pa
 from hlat.data.documents import Content, Vocabulary
 from hlat.data.formats.streams import MAX_LINE_BYTES, DamagedStream, LongWindowError
 from hlat.runtime.errors import DataError
-from hlat.runtime.terminal import escape_name
+from hlat.runtime.terminal import escape_name, listed
 
 _MAX_NAMES = 20  # column names that a message lists
 
@@ -132,8 +132,7 @@ def _unreadable(file: Path, kind: str, error: Exception) -> DataError:
 
 def missing_column(column: str, names: list[str]) -> str:
     """Describe, for messages, that there is no column of this name, and list the columns."""
-    known = ", ".join(escape_name(name) for name in names[:_MAX_NAMES])
-    return f"no column {column!r}; it has {known or 'none'}{', ...' if len(names) > _MAX_NAMES else ''}"
+    return f"no column {column!r}; it has {listed(map(escape_name, names), _MAX_NAMES) or 'none'}"
 
 
 def same_columns(column: str, count: int) -> str:

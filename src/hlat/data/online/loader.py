@@ -31,7 +31,7 @@ from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import DataError
 from hlat.runtime.helper_process import SINGLE_THREAD, HelperProcess, PeerEnded, start_program
 from hlat.runtime.random_keys import stream_key
-from hlat.runtime.terminal import plural
+from hlat.runtime.terminal import first_of, listed, plural
 from hlat.runtime.urls import is_url
 
 
@@ -255,7 +255,7 @@ class OnlineData:
     def notes(self) -> list[str]:
         """Notes on blocks and streams, and on settings that would waste less tokenization, one sentence each."""
         plan, assignment = self._plan, self._plan.assignment
-        blocks = ", ".join(f"{plural(sum(source.blocks), 'block')} of {source.name}" for source in plan.sources)
+        blocks = listed(f"{plural(sum(source.blocks), 'block')} of {source.name}" for source in plan.sources)
         notes = [f"tokenizing while training: {blocks}, distributed to {plural(assignment.streams, 'stream')}"]
         if not assignment.is_even:
             notes.append(
@@ -263,15 +263,17 @@ class OnlineData:
                 f"ranks with batch.global_batch = {assignment.batches.size}: each rank tokenizes all of the text. For "
                 f"a new run, data.streams = {assignment.nearest_even_streams()} avoids this."
             )
+        repeated = list[str]()
         for source in plan.sources:
             partitions = source.partition_count(assignment.streams)
             if (repetitions := row_stride(assignment.streams, partitions)) > 1:
-                notes.append(
+                repeated.append(
                     f"{source.name} has only {plural(sum(source.blocks), 'block')} for "
                     f"{plural(assignment.streams, 'stream')}: its text is tokenized "
                     f"{repetitions} times. For a new run, data.streams = {partitions} avoids this."
                 )
-        return notes
+        shown, more = first_of(repeated)
+        return [*notes, *shown, *([f"{more} sources alike."] if more else [])]
 
     def cursors(self) -> CursorTable:
         return CursorTable(self._plan.assignment.streams, len(self._plan.sources))

@@ -3,6 +3,7 @@
     files --read from a position--> rows --until enough text--> WorkUnit
 
     documents --characters of each file--> start of each validation tail    (only for data.validation.by=tail)
+    documents, until enough are chosen by hash--> sources of few documents, and their tails     (only for auto)
     documents --sample--> tokenizer                                         (unless the recipe gives one)
 
 The documents of unit n depend only on the corpus and the selected files, so a restart finds the same units again and
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +25,8 @@ from typing import NamedTuple
 from hlat.config import DataConfig
 from hlat.data.documents import (
     ALL_VALIDATION,
+    ENOUGH_DOCUMENTS,
+    ENOUGH_TOKENS,
     SPLITS,
     BadRow,
     Content,
@@ -36,6 +40,7 @@ from hlat.data.documents import (
 from hlat.data.formats.rows import RowError
 from hlat.data.prepare.work_units import CorpusPosition, UnitIndex, UnitSpan, WorkUnit
 from hlat.data.prepared.bad_rows import BadRowCounter
+from hlat.data.prepared.consistency import TAILS
 from hlat.data.source_file import SourceFile, read_beginnings
 from hlat.data.source_listing import more
 from hlat.data.stores.fetching import prefetch_in_order
@@ -88,8 +93,8 @@ class SplitPlan:
     """Parameters of the training/validation split."""
 
     fraction: float  # fraction of the documents that is validation text, chosen by hash; 0 for none
-    # For each source, the character (or token) at which its validation tail begins; None if not split by tail.
-    tails: dict[int, int] | None = None
+    # Character (or token) at which the validation tail begins, for each source that is split by tail.
+    tails: dict[int, int] = field(default_factory=dict)
     # For each source, its characters (or tokens) before the selected files; only used with tails.
     characters_before: dict[int, int] = field(default_factory=dict)
 
@@ -97,8 +102,8 @@ class SplitPlan:
         """Return the rule for a file's documents, which follow so many characters of its source."""
         if file.is_validation:
             return ALL_VALIDATION
-        if self.tails is not None:
-            return SplitRule(boundary=max(self.tails[file.source] - characters_before, 0))
+        if (tail := self.tails.get(file.source)) is not None:
+            return SplitRule(boundary=max(tail - characters_before, 0))
         return SplitRule(below=hash_threshold(self.fraction))
 
 
@@ -222,7 +227,104 @@ _CHARACTERS = "characters"
 _ROWS = 8  # of a file in an object store, of which the tokens are compared with the text
 
 
-def plan_split(config: DataConfig, corpus: Corpus, stored: Path, progress: ProgressCallback) -> SplitPlan:
+class ShortSource(NamedTuple):
+    """A source of so few documents that its tail is held out."""
+
+    tail: int  # character (or token) at which the tail begins
+    characters: dict[int, int]  # of each of its files, by index
+
+
+ShortSources = dict[int, ShortSource]
+"""Sources that data.validation.by=auto splits at their tail, by index: a pure function of corpus and recipe."""
+
+_LOOKED_AT = 1 << 24  # bytes of a source after which the number of its documents is extrapolated
+_SURELY_ENOUGH = 20  # documents that are expected to be chosen: fewer than a quarter of them are as good as impossible
+_SHORTEST_TAIL = 16  # characters, of all sources: two tokens at least, so that one of them can be predicted
+
+
+def short_sources(config: DataConfig, corpus: Corpus, most_bytes: int | None = None) -> ShortSources:
+    """Find the sources of which hashes choose nearly nothing, or all, for validation; empty unless by auto.
+
+    A source is read until enough is chosen: usually a hundredth of the corpus, or a few MB of it. With ``most_bytes``,
+    a source for which more has to be read is left out. DataError if a file cannot be read.
+    """
+    validation = config.validation
+    if validation.path is not None or not validation.fraction or validation.by != "auto" or config.mode == "online":
+        return {}
+    files_of = defaultdict[int, list[int]](list)
+    for index, file in enumerate(corpus.files):
+        if not file.is_validation:
+            files_of[file.source].append(index)
+    seen = set[bytes]()
+    least = -(-_SHORTEST_TAIL // max(len(files_of), 1))
+    found = {
+        source: _tail_if_short(config, corpus, files, seen, least, most_bytes) for source, files in files_of.items()
+    }
+    return {source: short for source, short in found.items() if short is not None}
+
+
+def tails_setting(short: ShortSources) -> dict[str, list[int]]:
+    """Return the setting that records the sources, for manifests and keys; without any, none."""
+    return {TAILS: sorted(short)} if short else {}
+
+
+def bytes_per_token(config: DataConfig) -> float:
+    """Estimate the bytes of text in a token; a token that is stored as such has 4."""
+    return 1.0 if config.tokenizer.path is None and config.tokenizer.train == "char" else 4.0
+
+
+def _tail_if_short(
+    config: DataConfig, corpus: Corpus, files: list[int], seen: set[bytes], least: int, most_bytes: int | None
+) -> ShortSource | None:
+    fraction, enough = config.validation.fraction, ENOUGH_TOKENS * bytes_per_token(config)
+    rule, size = SplitRule(hash_threshold(fraction)), sum(corpus.files[index].size for index in files)
+    documents, characters = list[tuple[int, int]](), dict.fromkeys(files, 0)  # start and length; copies only if kept
+    offset = before = text = held = held_text = 0
+    for index in files:
+        # One by one: files of a store are fetched, and of most sources the first is enough.
+        for row in read_rows(replace(corpus, file_range=range(index, index + 1)), CorpusPosition(index)):
+            if row.content is None or not (length := len(row.content)):
+                continue
+            encoded, start = content_bytes(row.content), offset
+            offset, characters[index] = offset + length, characters[index] + length
+            if config.duplicates == "drop":
+                if (digest := blake2b(encoded, digest_size=16).digest()) in seen:
+                    continue
+                seen.add(digest)
+            documents.append((start, length))
+            text += len(encoded)
+            if rule.split_of(encoded) == "validation":
+                held, held_text = held + 1, held_text + len(encoded)
+            # Something must be left for training.
+            if (held >= ENOUGH_DOCUMENTS or held_text >= enough) and held < len(documents):
+                return None
+            read = before + row.position
+            if read >= _LOOKED_AT and len(documents) * (size / read) * fraction >= _SURELY_ENOUGH:
+                return None
+            if most_bytes is not None and max(read, text) > most_bytes:
+                return None
+        before += corpus.files[index].size
+    # So small a source that its share is little text: whole documents of about that share are as good as a tail.
+    if 0 < held < len(documents) and held_text >= fraction * text / 2:
+        return None
+    boundary = _tail_of(documents, fraction, least)
+    return None if boundary is None else ShortSource(boundary, characters)
+
+
+def _tail_of(documents: list[tuple[int, int]], fraction: float, least: int) -> int | None:
+    """Return where the last share of documents, given by start and length, begins; None for fewer than 2 characters."""
+    total = sum(length for _, length in documents)
+    left = max(total - tail_start(total, fraction), min(least, total // 2))
+    for start, length in reversed(documents if total > 1 else []):
+        if left <= length:
+            return start + length - left
+        left -= length
+    return None
+
+
+def plan_split(
+    config: DataConfig, corpus: Corpus, short: ShortSources, stored: Path, progress: ProgressCallback
+) -> SplitPlan:
     """Return the parameters of the split; with data.validation.by=tail, count the characters first.
 
     Tails are computed from all files, whichever are selected. Counts are kept in ``stored``, so that a restart need not
@@ -231,8 +333,10 @@ def plan_split(config: DataConfig, corpus: Corpus, stored: Path, progress: Progr
     validation = config.validation
     if validation.path is not None or validation.fraction == 0:
         return SplitPlan(0.0)
-    if validation.by == "document":
-        return SplitPlan(validation.fraction)
+    first = corpus.file_range.start
+    if validation.by != "tail":
+        ahead = {source: sum(n for i, n in each.characters.items() if i < first) for source, each in short.items()}
+        return SplitPlan(validation.fraction, {source: each.tail for source, each in short.items()}, ahead)
     characters_of = _counted_before(stored)
     if characters_of is None:
         characters_of = [0] * len(corpus.files)
@@ -242,7 +346,7 @@ def plan_split(config: DataConfig, corpus: Corpus, stored: Path, progress: Progr
         write_atomic(stored, json.dumps(with_checksum({_CHARACTERS: characters_of})).encode())
     counts, before = defaultdict[int, int](int), dict[int, int]()
     for index, characters in enumerate(characters_of):
-        if index == corpus.file_range.start:
+        if index == first:
             before = dict(counts)
         counts[corpus.files[index].source] += characters
     tails = {source: tail_start(count, validation.fraction) for source, count in counts.items()}
@@ -333,17 +437,21 @@ def refuse_empty_split(config: DataConfig, corpus: Corpus, counts: dict[Split, i
     validation = config.validation
     if counts["validation"] > 0 or (validation.path is None and validation.fraction == 0):
         return
+    if validation.path is None and validation.by == "auto":
+        return  # a corpus of a character, or of copies: the run goes without
     if validation.path is not None:
         duplicate = " or a duplicate of one in the corpus" if config.duplicates == "drop" else ""
         raise DataError(f"data.validation.path {validation.path}: every document in it is null or empty{duplicate}.")
-    tail = "" if validation.by == "tail" else "data.validation.by=tail, which cuts inside a document, "
     raise DataError(
-        f"data.validation: none of the {counts['train']} documents was assigned to the validation split. Use {tail}"
-        f"a larger data.validation.fraction, or data.validation.fraction=0 for no validation{undo}."
+        f"data.validation: none of the {counts['train']:,} documents is chosen for validation. {NONE_CHOSEN}{undo}."
     )
 
 
+NONE_CHOSEN = (
+    "Use data.validation.by=auto, which then holds out the end of each source, or data.validation.fraction=0 for no "
+    "validation"
+)
 _WHY_NO_TEXT = (
     "every document is null, empty, or validation text. Check data.path and data.text_column; a corpus of few "
-    "documents needs data.validation.by=tail."
+    "documents needs data.validation.by=auto or tail."
 )

@@ -30,16 +30,19 @@ from hlat.data.corpus_files import CACHE_FOLDER, describe_corpus_changes, hash_f
 from hlat.data.prepare.corpus import (
     Corpus,
     ProgressCallback,
+    ShortSources,
     SplitPlan,
     make_tokenizer,
     plan_split,
     refuse_empty_split,
+    short_sources,
+    tails_setting,
     vocabulary_of_given_tokenizer,
 )
 from hlat.data.prepare.preparation import folder_lock, ignore_progress, resolve_output_folder, tokenize_units
 from hlat.data.prepare.staging import PARTIAL, StagingFolder, UnitMerger, complete_staging, load_hashes, publish
 from hlat.data.prepare.work_units import index_file, read_index
-from hlat.data.prepared.consistency import content_settings, setting_differences
+from hlat.data.prepared.consistency import content_settings, setting_differences, with_decided_tails
 from hlat.data.prepared.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
@@ -61,7 +64,7 @@ from hlat.data.stores.remote import local_path
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.local_files import sync_to_disk
-from hlat.runtime.terminal import plural
+from hlat.runtime.terminal import TABLE_ROWS, listed, plural
 from hlat.runtime.urls import is_url
 
 FINISHED = "part"
@@ -130,13 +133,13 @@ def prepare_partition(
         )
     folder, report = resolve_output_folder(out_dir), progress or ignore_progress
     settings = content_settings(config)
-    key = _part_key(part, parts) | settings
+    key = _part_key(part, parts)
     try:
         files = list_files(config, folder)
     except SourceNotFoundError as error:
         if not (folder / FINISHED).exists():
             raise
-        return _finished_without_corpus(config, folder, key, error)
+        return _finished_without_corpus(config, folder, key | settings, error)
     file_range = split_files([file.size for file in files], parts)[part - 1]
     with convert_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -150,12 +153,14 @@ def prepare_partition(
                 files[file_range.start : file_range.stop], known, partial(report, "hash")
             )
             if done is not None:
-                _refuse_other_partition(folder, done, key, files)
+                _refuse_other_partition(folder, done, key | with_decided_tails(settings, config, done.settings), files)
                 return done
-            staging = StagingFolder(folder, config, settings, report, workers or config.workers)
-            staging.claim(files, _part_key(part, parts))
             corpus = Corpus(files, file_range, config.unreadable_rows, vocabulary_of_given_tokenizer(config))
-            record = _build_partition(staging, corpus, part, parts)
+            short = short_sources(config, corpus)
+            settings |= tails_setting(short)
+            staging = StagingFolder(folder, config, settings, report, workers or config.workers)
+            staging.claim(files, key)
+            record = _build_partition(staging, corpus, short, part, parts)
             staging.root.rename(folder / FINISHED)
             sync_to_disk(folder)
             shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
@@ -172,7 +177,7 @@ def _finished_without_corpus(
     # unnoticed.
     begins = (_WILDCARD.split(local_path(path))[0] for path in paths)
     places = tuple(begin if is_url(begin) else str(Path(begin)) for begin in begins)
-    is_same = _part_key(done.part, done.parts) | done.settings == key
+    is_same = _part_key(done.part, done.parts) | done.settings == with_decided_tails(key, config, done.settings)
     if not is_same or not all(file.path.startswith(places) for file in done.files):
         raise error
     _LOG.warning("%s So the corpus was not compared: the finished part in %s is used without it.", error, folder)
@@ -227,7 +232,7 @@ def train_tokenizer(config: DataConfig, folder: str | Path, progress: ProgressCa
         files = list_files(config, work)
         check_first_bytes(files, config.unreadable_rows)
         corpus = Corpus(files, range(len(files)), config.unreadable_rows)
-        plan = plan_split(config, corpus, work / "characters.json", report)
+        plan = plan_split(config, corpus, short_sources(config, corpus), work / "characters.json", report)
         tokenizer, _ = make_tokenizer(config, corpus, plan, target, report)
         sync_to_disk(target.parent)
         shutil.rmtree(work, ignore_errors=True)
@@ -245,16 +250,18 @@ def _refuse_other_partition(
     before = [(record.path, record.content) for record in done.files]
     found = setting_differences(_part_key(done.part, done.parts) | done.settings, key)
     if found := found + describe_corpus_changes(before, files):
-        listed = "".join(f"\n  {reason}" for reason in found)
+        reasons = "".join(f"\n  {reason}" for reason in found)
         raise DataError(
-            f"{folder}: holds a part prepared with other settings or files:{listed}\nUse another folder, or delete "
+            f"{folder}: holds a part prepared with other settings or files:{reasons}\nUse another folder, or delete "
             "this one to prepare again, or restore those settings and files."
         )
 
 
-def _build_partition(staging: StagingFolder, corpus: Corpus, part: int, parts: int) -> PartitionRecord:
+def _build_partition(
+    staging: StagingFolder, corpus: Corpus, short: ShortSources, part: int, parts: int
+) -> PartitionRecord:
     """Tokenize all units of a partition, and write its record, in the staging folder."""
-    plan = plan_split(staging.config, corpus, staging.characters, staging.report)
+    plan = plan_split(staging.config, corpus, short, staging.characters, staging.report)
     tokenizer, _ = make_tokenizer(staging.config, corpus, plan, staging.out / TOKENIZER_FOLDER, staging.report)
     finished = _FinishedUnits(staging.units)
     tokenize_units(staging, corpus, plan, token_dtype(tokenizer.vocab_size), finished.update)
@@ -266,7 +273,7 @@ def _build_partition(staging: StagingFolder, corpus: Corpus, part: int, parts: i
         files=[SourceRecord.from_file(file) for file in corpus.files],
         first=corpus.file_range.start,
         stop=corpus.file_range.stop,
-        tails=plan.tails,
+        tails=plan.tails or None,
         units=finished.units,
         indexes_sha256=indexes_sha256(staging.units, finished.units),
     )
@@ -321,8 +328,9 @@ def merge_partition_folders(
         StorageError: a file cannot be read or written.
     """
     folder, report = resolve_output_folder(out_dir), progress or ignore_progress
-    settings = content_settings(config)
-    partitions = _load_partitions([Path(local_path(path)) for path in folders], settings)
+    partitions = _load_partitions(config, [Path(local_path(path)) for path in folders])
+    # One of the settings that the partitions share, or they would have been refused.
+    settings = with_decided_tails(content_settings(config), config, partitions[0].record.settings)
     files = [partition.record.files[index].to_file() for partition in partitions for index in partition.file_range]
     with convert_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -346,7 +354,7 @@ def find_partition_folders(prepared_dir: Path) -> list[Path]:
     return sorted(path for path in prepared_dir.parent.glob(pattern) if path.is_dir())
 
 
-def _load_partitions(folders: list[Path], settings: dict[str, object]) -> list[FinishedPartition]:
+def _load_partitions(config: DataConfig, folders: list[Path]) -> list[FinishedPartition]:
     """Read and check the partitions; return them in order. DataError lists all their problems."""
     partitions: list[FinishedPartition] = []
     problems: list[str] = []
@@ -356,6 +364,9 @@ def _load_partitions(folders: list[Path], settings: dict[str, object]) -> list[F
         except DataError as error:
             problems.append(str(error))
     partitions.sort(key=lambda partition: partition.record.part)
+    settings = content_settings(config)
+    if partitions:
+        settings = with_decided_tails(settings, config, partitions[0].record.settings)
     for partition in partitions:
         problems += _partition_problems(partition, partitions[0], settings)
     problems += _numbering_problems(partitions)
@@ -363,8 +374,8 @@ def _load_partitions(folders: list[Path], settings: dict[str, object]) -> list[F
         none = (
             "no parts were named, and none are beside the folder of the data; hlat data prepare --part I/N makes them"
         )
-        listed = "".join(f"\n  {problem}" for problem in problems or [none])
-        raise DataError(f"the parts cannot be merged:{listed}")
+        shown = listed(problems or [none], TABLE_ROWS, "\n  ")
+        raise DataError(f"the parts cannot be merged:\n  {shown}")
     return partitions
 
 
@@ -402,12 +413,12 @@ def _numbering_problems(partitions: list[FinishedPartition]) -> Iterator[str]:
                 folders[partition.record.part].append(str(partition.folder))
         for number, same in folders.items():
             if len(same) > 1:
-                yield f"part {number} of {count} was given {len(same)} times: {', '.join(same)}"
+                yield f"part {number} of {count} was given {len(same)} times: {listed(same)}"
             if not same:
                 yield f"part {number} of {count} is missing"
     if len(counts) > 1:
-        listed = ", ".join(f"{partition.folder} is one of {partition.record.parts}" for partition in partitions)
-        yield f"the parts are of different divisions of the corpus: {listed}"
+        found = listed(f"{partition.folder} is one of {partition.record.parts}" for partition in partitions)
+        yield f"the parts are of different divisions of the corpus: {found}"
 
 
 def _file_outline(record: PartitionRecord) -> list[list[str | int]]:

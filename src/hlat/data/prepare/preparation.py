@@ -24,10 +24,13 @@ from hlat.data.corpus_files import CACHE_FOLDER, describe_corpus_changes, hash_f
 from hlat.data.prepare.corpus import (
     Corpus,
     ProgressCallback,
+    ShortSources,
     SplitPlan,
     make_tokenizer,
     plan_split,
     refuse_empty_split,
+    short_sources,
+    tails_setting,
     unfinished_units,
     vocabulary_of_given_tokenizer,
 )
@@ -46,7 +49,6 @@ from hlat.data.prepared.consistency import recipe_locations
 from hlat.data.prepared.manifest import MANIFEST_FILE, TOKENIZER_FOLDER, DataManifest, read_data_manifest
 from hlat.data.prepared.prepared_folder import PreparedData, check_settings, current_settings, open_prepared
 from hlat.data.prepared.shards import token_dtype
-from hlat.data.source_file import SourceFile
 from hlat.data.source_listing import SourceNotFoundError, check_first_bytes
 from hlat.data.stores.local_files import convert_disk_errors
 from hlat.data.stores.remote import local_path
@@ -101,11 +103,14 @@ def prepare(
                 update_hashes(folder, files, known)
                 shutil.rmtree(folder / PARTIAL, ignore_errors=True)
                 shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
-                return _with_note(open_prepared(folder), note)
+                return replace(open_prepared(folder), opening_notes=(note,) if note else ())
+            corpus = Corpus(files, range(len(files)), config.unreadable_rows, vocabulary_of_given_tokenizer(config))
+            short = short_sources(config, corpus)
+            settings |= tails_setting(short)  # part of the identity of unfinished work too
             staging = StagingFolder(folder, config, settings, report, workers or config.workers)
             staging.claim(files)
             if not (staging.out / MANIFEST_FILE).exists():
-                _build(staging, files)
+                _build(staging, corpus, short)
             publish(staging)  # also where an earlier run was interrupted after its manifest was written
             # This cache belongs to the folder alone; data.cache_dir is for sharing.
             shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
@@ -136,19 +141,12 @@ def _open_without_corpus(
             f"{' '.join(recorded)}"
         ) from error
     note = f"{error} So the corpus was not compared: the finished data in {folder} is used without it."
-    return _with_note(open_prepared(folder, config), note)
+    return replace(open_prepared(folder, config), opening_notes=(note,))
 
 
-def _with_note(prepared: PreparedData, note: str) -> PreparedData:
-    """Add a note, unless it is empty, that the manifest on the disk does not get."""
-    notes = [*prepared.manifest.notes, *filter(None, [note])]
-    return replace(prepared, manifest=prepared.manifest.model_copy(update={"notes": notes}))
-
-
-def _build(staging: StagingFolder, files: list[SourceFile]) -> None:
-    config = staging.config
-    corpus = Corpus(files, range(len(files)), config.unreadable_rows, vocabulary_of_given_tokenizer(config))
-    plan = plan_split(config, corpus, staging.characters, staging.report)
+def _build(staging: StagingFolder, corpus: Corpus, short: ShortSources) -> None:
+    config, files = staging.config, corpus.files
+    plan = plan_split(config, corpus, short, staging.characters, staging.report)
     tokenizer, notes = make_tokenizer(config, corpus, plan, staging.out / TOKENIZER_FOLDER, staging.report)
     dtype = token_dtype(tokenizer.vocab_size)
     with UnitMerger(config, files, staging.out, dtype) as merger:

@@ -29,7 +29,7 @@ import numpy as np
 
 from hlat.config import DataConfig
 from hlat.data.corpus_files import describe_corpus_changes, numbered_sources
-from hlat.data.documents import SPLITS, Split
+from hlat.data.documents import SPLITS, HeldOut, Split, describe_scarce, describe_tails
 from hlat.data.prepare.corpus import ProgressCallback
 from hlat.data.prepare.work_units import (
     Bools,
@@ -40,7 +40,7 @@ from hlat.data.prepare.work_units import (
     tokens_file,
 )
 from hlat.data.prepared.bad_rows import QuarantineWriter
-from hlat.data.prepared.consistency import recipe_locations, setting_differences
+from hlat.data.prepared.consistency import TAILS, recipe_locations, setting_differences
 from hlat.data.prepared.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
@@ -278,6 +278,7 @@ def complete_staging(
     """Finish the merged files, and write the manifest, still inside the staging folder."""
     splits, rows, quarantine = merger.close()
     notes = [*notes, *doubts(files), *_preparation_notes(staging.config, rows, quarantine)]
+    notes += filter(None, [_split_note(staging.config, splits, rows, staging.settings.get(TAILS, []))])
     found = {"splits": splits, "rows": rows, "quarantine": quarantine, "notes": notes}
     complete_folder(staging.out, staging.config, staging.settings, files, tokenizer, found)
 
@@ -319,6 +320,23 @@ def publish(staging: StagingFolder) -> None:
         (staging.out / name).rename(staging.folder / name)
     sync_to_disk(staging.folder)
     shutil.rmtree(staging.root)
+
+
+def _split_note(config: DataConfig, splits: dict[Split, SplitRecord], rows: list[SourceRows], tails: list[int]) -> str:
+    """Return the sentence about sources of few documents; empty if none is to be named."""
+    validation, sources = config.validation, [row.source for row in rows if row.source >= 0]
+    if validation.by == "auto":
+        return describe_tails(len(tails), len(sources), validation.fraction)
+    if validation.path is not None or not validation.fraction or validation.by == "tail":
+        return ""
+    labels = {source.number: source.name or source.path for source in numbered_sources(config)}
+    train, aside = ({each.source: each for each in splits[split].sources} for split in SPLITS)
+    held = []
+    for source in sources:
+        kept = (aside[source].documents, aside[source].tokens) if source in aside else (0, 0)
+        trained = train[source].tokens if source in train else 0
+        held.append(HeldOut(labels[source], *kept, kept[1] + trained))
+    return describe_scarce(held, validation.fraction)
 
 
 def _preparation_notes(config: DataConfig, rows: list[SourceRows], quarantine: QuarantineRecord | None) -> list[str]:

@@ -12,7 +12,7 @@ data.unreadable_rows is not among the settings: with any value, the result is th
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hlat.config import DataConfig
+from hlat.config import DataConfig, short
 from hlat.data.corpus_files import numbered_sources
 from hlat.data.documents import Split
 from hlat.data.prepared.manifest import (
@@ -37,6 +37,9 @@ from hlat.data.prepared.shards import token_dtype
 from hlat.data.stores.remote import local_path
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.load import load_tokenizer
+
+TAILS = "data.validation.by (sources split at their tail)"
+"""Setting of data of which data.validation.by=auto has split some sources so: their indices. Others lack it."""
 
 
 def recipe_locations(config: DataConfig) -> dict[str, list[str]]:
@@ -88,8 +91,14 @@ def content_settings(config: DataConfig, tokenizer_sha256: str | None = None) ->
     if validation.path is None:
         settings["data.validation.fraction"] = validation.fraction
         if validation.fraction > 0:
-            settings["data.validation.by"] = validation.by
+            # With auto, sources of which the tail is held out are recorded besides.
+            settings["data.validation.by"] = "document" if validation.by == "auto" else validation.by
     return settings
+
+
+def with_decided_tails(settings: dict[str, Any], config: DataConfig, before: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the tails that an earlier preparation chose, if the recipe leaves the choice to the preparation."""
+    return settings | ({TAILS: before[TAILS]} if config.validation.by == "auto" and TAILS in before else {})
 
 
 def _columns(config: DataConfig) -> dict[str, list[str | None]]:
@@ -112,7 +121,8 @@ _NOT_SET = object()
 
 
 def _format(settings: dict[str, Any], name: str) -> str:
-    return str(settings[name]) if name in settings else "none"
+    value = settings.get(name, "none")
+    return value if isinstance(value, str) else short(value)  # a list of sources may be long
 
 
 def manifest_problems(manifest: DataManifest) -> Iterator[str]:

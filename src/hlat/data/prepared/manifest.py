@@ -29,6 +29,7 @@ from hlat.data.stores.local_files import CHECKSUM_KEY, checksum_matches, with_ch
 from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.local_files import write_atomic
+from hlat.runtime.terminal import listed
 
 Record = dict[str, Any]
 
@@ -346,5 +347,4 @@ def read_record(path: Path) -> dict[str, Any]:
 def validation_summary(error: ValidationError) -> str:
     """Summarize the problems of a record in one line."""
     problems = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}".removeprefix(": ") for item in error.errors()]
-    more = f"; and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
-    return "; ".join(problems[:_MAX_PROBLEMS]) + more
+    return listed(problems, _MAX_PROBLEMS, "; ")

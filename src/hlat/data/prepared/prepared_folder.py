@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.config import DataConfig
-from hlat.data.documents import SPLITS, HeldOut, Split, describe_scarce
+from hlat.data.documents import SPLITS, Split
 from hlat.data.prepared.bad_rows import too_many_bad_rows
 from hlat.data.prepared.consistency import (
     changed_ids,
@@ -29,6 +29,7 @@ from hlat.data.prepared.consistency import (
     setting_differences,
     size_problems,
     tokenizer_problems,
+    with_decided_tails,
 )
 from hlat.data.prepared.manifest import MANIFEST_FILE, TOKENIZER_FOLDER, DataManifest, SourceRecord, read_data_manifest
 from hlat.data.prepared.shards import ShardContent, TokenArray
@@ -37,6 +38,7 @@ from hlat.data.stores.remote import local_path
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.load import load_saved, load_tokenizer
 from hlat.runtime.errors import DataError
+from hlat.runtime.terminal import listed
 
 _MAX_PROBLEMS = 20  # problems that a message lists
 _COMPARED_BYTES = 1 << 30  # largest split that is compared with its checksums before every run: about a second
@@ -56,6 +58,7 @@ class PreparedData:
     tokenizer: Tokenizer
     # Folder of the run that trains on it, which remembers what it has read; None for other uses.
     run_dir: Path | None = None
+    opening_notes: tuple[str, ...] = ()  # sentences for the user, not about the preparation but about this use of it
 
     @property
     def fingerprint(self) -> str:
@@ -81,26 +84,8 @@ class PreparedData:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences for the user about this preparation."""
-        scarce = describe_scarce(self._held_out(), self.manifest.settings.get("data.validation.fraction", 0.0))
-        return [*self.manifest.notes, *([] if scarce is None else [" ".join(scarce)])]
-
-    def _held_out(self) -> list[HeldOut]:
-        """Return the validation text of each source whose documents are split by hash; none otherwise."""
-        manifest = self.manifest
-        if manifest.settings.get("data.validation.by") != "document" or manifest.blocks is not None:
-            return []  # of online data, only so much as the recipe evaluates is kept
-        train, aside = (
-            {each.source: each for each in manifest.splits[split].sources} for split in ("train", "validation")
-        )
-        names = manifest.source_names
-        held = []
-        for source in sorted(train.keys() | aside.keys()):
-            all_of_it = [each[source] for each in (train, aside) if source in each]
-            documents, tokens = sum(each.documents for each in all_of_it), sum(each.tokens for each in all_of_it)
-            kept = (aside[source].documents, aside[source].tokens) if source in aside else (0, 0)
-            held.append(HeldOut(names.get(source, "the corpus"), kept[0], documents, kept[1], tokens))
-        return held
+        """Sentences for the user about this preparation, and about how it was opened."""
+        return [*self.manifest.notes, *self.opening_notes]
 
     @property
     def advice(self) -> list[str]:
@@ -152,7 +137,7 @@ class PreparedData:
         shards = self.manifest.splits[split].shards
         damaged = [shard.file for shard in shards if sha256_of(self.dir / shard.file) != shard.sha256]
         if damaged:
-            raise self._damaged(", ".join(damaged[:_MAX_PROBLEMS]) + (", ..." if len(damaged) > _MAX_PROBLEMS else ""))
+            raise self._damaged(listed(damaged))
 
     def check_before_training(self) -> None:
         """Run ``check_shards`` for every split of at most 1 GiB."""
@@ -256,10 +241,9 @@ def open_prepared(dir: str | Path, config: DataConfig | None = None) -> Prepared
 
 def _refuse(folder: Path, problems: list[str]) -> None:
     if problems:
-        listed = "".join(f"\n  {problem}" for problem in problems[:_MAX_PROBLEMS])
-        more = f"\n  and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
+        shown = listed(problems, _MAX_PROBLEMS, "\n  ")
         raise DataError(
-            f"{folder}: damaged:{listed}{more}\nRestore what differs, or delete {folder} and prepare again: the same "
+            f"{folder}: damaged:\n  {shown}\nRestore what differs, or delete {folder} and prepare again: the same "
             "corpus and settings give the same data, and runs can resume with it."
         )
 
@@ -268,9 +252,9 @@ def check_settings(folder: Path, manifest: DataManifest, config: DataConfig, mor
     """Raise DataError if data was prepared with other settings, or if there are ``more`` differences."""
     problems = setting_problems(folder, manifest, config) + (more or [])
     if problems:
-        listed = "".join(f"\n  {problem}" for problem in problems)
+        differences = "".join(f"\n  {problem}" for problem in problems)
         raise DataError(
-            f"{folder}: contains data that was prepared differently:{listed}\nSet data.prepared_dir to another "
+            f"{folder}: contains data that was prepared differently:{differences}\nSet data.prepared_dir to another "
             "folder, delete this one to prepare again, or use the earlier settings and corpus."
         )
 
@@ -291,7 +275,7 @@ def current_settings(folder: Path, manifest: DataManifest | None, config: DataCo
     """Return ``content_settings``; DataError if the tokenizer is gone and the data has another."""
     path = config.tokenizer.path
     if manifest is None or path is None or Path(local_path(path)).exists():
-        return content_settings(config)
+        return with_decided_tails(content_settings(config), config, {} if manifest is None else manifest.settings)
     earlier = manifest.places["tokenizer"]
     if earlier != recipe_locations(config)["tokenizer"]:
         raise DataError(
@@ -299,7 +283,7 @@ def current_settings(folder: Path, manifest: DataManifest | None, config: DataCo
             f"{' '.join(earlier) or 'a tokenizer trained on its corpus'}. Set that to use it, or correct the path."
         )
     # If the tokenizer has been deleted, its copy in the finished data counts.
-    return content_settings(config, manifest.tokenizer_sha256)
+    return with_decided_tails(content_settings(config, manifest.tokenizer_sha256), config, manifest.settings)
 
 
 def check_tokenizer(config: DataConfig, vocab_size: int) -> None:

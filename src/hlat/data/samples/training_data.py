@@ -7,7 +7,7 @@ seed and has no state, so any process can read any batch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 
 import numpy as np
@@ -89,15 +89,16 @@ class TrainingData:
             refuse_too_many_epochs(self._config, self.mixture.counts(samples).tolist(), rows)
 
     @property
-    def waste(self) -> list[PackingWaste]:
-        """Padding and cut documents of each packed range; empty for ``concat``, which does not pad."""
+    def waste(self) -> PackingWaste | None:
+        """Padding and cut documents; None for ``concat``, which does not pad."""
         pairs = zip(self._rows, self._ranges, strict=True)
         length = self._config.sequence_length
-        return [
+        parts = [
             measure_waste(self._prepared, rows, documents, length)
             for rows, documents in pairs
             if isinstance(rows, BestFitRows)
         ]
+        return PackingWaste(*map(sum, zip(*map(astuple, parts), strict=True))) if parts else None
 
     def sample_ids(self, samples: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return the row of each global sample, int64, same shape; numbered over all sources."""

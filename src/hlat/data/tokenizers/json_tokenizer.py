@@ -30,6 +30,7 @@ from hlat.data.tokenizers.tokenizer_files import (
     without_dropout,
 )
 from hlat.runtime.errors import DataError
+from hlat.runtime.terminal import listed
 
 _TRIED = "  a\n\n\tb  é 東京\r\n \U0001f600 !\u0301 \x00\u00a0 "
 CHAR_PATTERN = r"[\s\S]"
@@ -95,7 +96,7 @@ class JsonTokenizer(Tokenizer):
         """Make the special tokens that the configuration names special here too, as transformers does."""
         names = special_names(config)
         if missing := names_without_id(config, vocabulary):
-            shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+            shown = listed(missing)
             self.left_out = (*self.left_out, f"tokens of its configuration without an id ({shown})")
         flags = {token["content"]: token for token in self._description.get("added_tokens") or []}
         known = [name for name in names if name in vocabulary and name not in self._special]
@@ -251,7 +252,7 @@ def _is_char_tokenizer(content: bytes) -> bool:
 
 
 def _eos_message(where: str, problem: str, special: set[str]) -> str:
-    names = ", ".join(sorted(special)) or "it has none"
+    names = listed(sorted(special)) or "it has none"
     return (
         f"{where}: the tokenizer {problem}. Set data.tokenizer.eos_token to one of its special tokens ({names}), "
         "or to null for no token between documents."

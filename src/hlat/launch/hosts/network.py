@@ -19,6 +19,7 @@ from pathlib import Path
 
 from hlat.launch.hosts.records import HostMember, HostStatus
 from hlat.runtime.distributed.network import interface_of, listen
+from hlat.runtime.terminal import listed
 
 _PROBE_EVERY = 1.0  # seconds between two connections to a host
 _CONNECT = 3.0  # seconds for a connection: a lost packet is sent again after one
@@ -178,7 +179,7 @@ def blame_network(
         return None
     down = [by_index[index] for index, status in sorted(statuses.items()) if index in by_index and status.link]
     if down:
-        return down, "; ".join(f"{member.describe()}: {statuses[member.index].link}" for member in down)
+        return down, listed((f"{each.describe()}: {statuses[each.index].link}" for each in down), between="; ")
     counts = {index: sum(index in pair for pair in pairs) for index in sorted(by_index)}
     most = max(counts.values())
     blamed = [by_index[index] for index, count in counts.items() if count == most]

@@ -21,7 +21,7 @@ from hlat.launch.preflight.health_check import (
 )
 from hlat.launch.preflight.meeting import ask_time, connect, measure_rate
 from hlat.launch.preflight.request import HostView, Peer
-from hlat.runtime.terminal import plural
+from hlat.runtime.terminal import listed, plural
 
 # Memory of a process apart from its model: Python and torch take 0.3 GiB, buffers of data and saving the rest
 _PROCESS_BYTES = 512 << 20
@@ -141,8 +141,7 @@ def _judge_names(evidence: Evidence) -> Iterator[Symptom]:
         for text in case.facts["wrong"]:
             yield Symptom(case.node, text)
         if unknown := case.facts["unknown"]:
-            more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
-            text = f"the names of other hosts cannot be resolved: {', '.join(unknown[:3])}{more}"
+            text = f"the names of other hosts cannot be resolved: {listed(unknown)}"
             yield Symptom(case.node, text, is_warning=True)
 
 
@@ -175,8 +174,7 @@ def _judge_connections(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _host_names(evidence: Evidence, nodes: list[int]) -> str:
-    names = [evidence.hosts.get(node, f"host {node}") for node in nodes]
-    return ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:3])} and {plural(len(names) - 3, 'other host')}"
+    return listed(evidence.hosts.get(node, f"host {node}") for node in nodes)
 
 
 def _measure_links(place: HostView) -> Facts:

@@ -19,7 +19,7 @@ from hlat.launch.preflight.rank_checks import COLLECTIVE_CHECKS, DEVICE_CHECKS, 
 from hlat.launch.preflight.request import HostView
 from hlat.launch.preflight.run_folder_checks import INCIDENT_CHECKS, LEFTOVER_CHECKS, RUN_FOLDER_CHECKS
 from hlat.runtime.errors import HlatError
-from hlat.runtime.terminal import plural
+from hlat.runtime.terminal import TABLE_ROWS, first_of, listed, plural
 
 
 def _in_order(checks: list[HealthCheck]) -> tuple[HealthCheck, ...]:
@@ -169,14 +169,22 @@ class PreflightReport:
 
     def lines(self) -> Iterator[str]:
         """Yield lines for people: one per finding, or one that says what is healthy."""
-        yield from (f"{'warning' if finding.is_warning else 'problem'} {finding}" for finding in self.findings)
+        by_check: dict[tuple[str, bool], list[Finding]] = {}
+        for finding in self.findings:
+            by_check.setdefault((finding.id, finding.is_warning), []).append(finding)
+        for (number, is_warning), alike in by_check.items():
+            kind = "warning" if is_warning else "problem"
+            shown, more = first_of(alike)
+            yield from (f"{kind} {finding}" for finding in shown)
+            if more:
+                yield f"{kind} {number}: {more}, on {plural(len({each.host for each in alike}), 'host')} in all (-v)"
         checks = len({check for host in self.hosts for check in host.checks})
         hosts = plural(len(self.hosts), "host")
         scope = f"{hosts}, {plural(self.ranks, 'process')}, {plural(checks, 'check')} in {self.seconds:.1f} s"
         if self.ok:
             yield f"healthy: {scope}" + (f"; {', '.join(self.measured)}" if self.measured else "")
         else:
-            yield f"bad hosts: {', '.join(self.bad_hosts)} ({scope})"
+            yield f"bad hosts: {listed(self.bad_hosts, TABLE_ROWS)} ({scope})"
 
 
 def _host_json(host: ExaminedHost) -> dict[str, Any]:
@@ -205,9 +213,6 @@ def _host_from_json(content: Mapping[str, Any]) -> ExaminedHost:
         if one["message"]
     )
     return ExaminedHost(content["host"], tuple((one["id"], one["name"]) for one in checks), findings)
-
-
-_MAX_RANKS = 8  # ranks in a message
 
 
 @dataclass
@@ -304,5 +309,4 @@ def _findings(
 def _with_ranks(ranks: Sequence[int], message: str) -> str:
     if not ranks:
         return message
-    listed = ", ".join(map(str, ranks[:_MAX_RANKS])) + (", ..." if len(ranks) > _MAX_RANKS else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed}: {message}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)}: {message}"

@@ -13,6 +13,7 @@ from typing import Any
 
 from hlat.launch.preflight.health_check import Case, Evidence, Facts, HealthCheck, Symptom, gibibytes, megabytes
 from hlat.launch.preflight.request import HostView
+from hlat.runtime.terminal import listed
 
 _MAX_SHOWN = 5  # differing fields of a recipe in a message
 
@@ -73,8 +74,7 @@ def _judge_recipe(evidence: Evidence) -> Iterator[Symptom]:
     for node, item, value, expected in _differences(given, lambda facts: facts["fields"]):
         differing.setdefault(node, []).append(f"{item} is {value}, and {expected} on the other hosts")
     for node, lines in differing.items():
-        more = f"; and {len(lines) - _MAX_SHOWN} more" if len(lines) > _MAX_SHOWN else ""
-        yield Symptom(node, "; ".join(lines[:_MAX_SHOWN]) + more)
+        yield Symptom(node, listed(lines, _MAX_SHOWN, "; "))
 
 
 SOFTWARE_CHECKS = (

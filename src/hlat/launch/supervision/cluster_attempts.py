@@ -24,7 +24,7 @@ from hlat.resilience import Failure
 from hlat.runtime.errors import MissingHostsError
 from hlat.runtime.process import DEADLINE_ENV
 from hlat.runtime.progress import machine_clock
-from hlat.runtime.terminal import plural
+from hlat.runtime.terminal import listed, plural
 
 _POLL = 0.2  # seconds
 _ALIVE = 5.0  # seconds of silence up to which a host can take part in a new attempt
@@ -154,7 +154,7 @@ class ClusterAttempts:
         if not back or sum(member.nproc for member in larger) <= self.world:
             return
         self._regroups = True
-        names = ", ".join(status.name for status in back)
+        names = listed(status.name for status in back)
         self._complain(f"host {names} is back: saving, to go on with it")
         self.events.event("hosts_returned", hosts=[status.name for status in back])
         ranks.send(list(ranks.ranks), _SAVE_SIGNAL)

@@ -46,6 +46,7 @@ from hlat.resilience import (
 from hlat.runtime.logs import log_path
 from hlat.runtime.process import rank_info
 from hlat.runtime.storage.local_files import write_atomic
+from hlat.runtime.terminal import listed
 
 _ALARM = "alarm"
 _Identity = tuple[int, int] | None
@@ -133,7 +134,7 @@ def judge(reports: Sequence[HangReport], own: HangReport, world: int, local_worl
     ranks, why = find_hanging_ranks([report.beat for report in reports], 0.0, lambda rank: False)
     hosts = list(dict.fromkeys(report.host for report in reports))
     if len(ranks) == world and len(hosts) > 1:
-        why = f"all ranks wait for one another, on {_join_words(hosts)}: look for a broken network between them"
+        why = f"all ranks wait for one another, on {listed(hosts, _LISTED)}: look for a broken network between them"
     first = next(report.beat for report in reports if report.beat.rank == ranks[0])
     return Hang(ranks, first.phase, first.current_step, -first.since, why)
 
@@ -141,7 +142,7 @@ def judge(reports: Sequence[HangReport], own: HangReport, world: int, local_worl
 def _describe_places(silent: Sequence[int], reports: Sequence[HangReport], world: int, local_world: int | None) -> str:
     """Describe where silent ranks run: complete hosts, or processes of hosts that have others."""
     if local_world is None:
-        return _join_words([f"rank {rank}" for rank in silent])
+        return listed((f"rank {rank}" for rank in silent), _LISTED)
     known = {report.beat.rank // local_world: report.host for report in reports}
     by_node: dict[int, list[int]] = defaultdict(list)
     for rank in silent:
@@ -153,12 +154,7 @@ def _describe_places(silent: Sequence[int], reports: Sequence[HangReport], world
         else:
             first, last = node * local_world, min(world, (node + 1) * local_world) - 1
             hosts.append(f"host {node} (rank {first})" if first == last else f"host {node} (ranks {first} to {last})")
-    return " and ".join(_join_words(each) for each in (hosts, processes) if each)
-
-
-def _join_words(words: Sequence[str]) -> str:
-    more = [f"{len(words) - _LISTED} more"] if len(words) > _LISTED else []
-    return ", ".join([*words[:_LISTED], *more])
+    return " and ".join(listed(each, _LISTED) for each in (hosts, processes) if each)
 
 
 _EXIT_CODE = 1  # as a supervisor's, whose restarts are used up

@@ -45,6 +45,7 @@ from hlat.runtime.distributed.host_collectives import HostGroup, call_interrupti
 from hlat.runtime.distributed.rendezvous import Rendezvous, SignedStore, rendezvous_helpers, rendezvous_ranks
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.process import RankInfo, rank_info
+from hlat.runtime.terminal import listed
 from hlat.runtime.version import hlat_version
 
 # The control group waits while rank 0 alone prepares the data, and savers while the slowest of them writes its shard:
@@ -257,12 +258,11 @@ def _disagreement(kinds: dict[int, dict[str, dict[str, Any]]], members: dict[int
         for rank, kind in kinds.items():
             values.setdefault(_shown(kind.get(section, {}), item), []).extend(members[rank])
         if len(values) > 1:
-            holders = ", ".join(f"{value} on {format_ranks(sorted(found))}" for value, found in values.items())
-            lines.append(f"  {section}: {item} is {holders}")
+            holders = listed(f"{value} on {format_ranks(sorted(found))}" for value, found in values.items())
+            lines.append(f"{section}: {item} is {holders}")
     head = "the processes of this run were started differently:"
-    more = [f"  and {len(lines) - _MAX_SHOWN} more"] if len(lines) > _MAX_SHOWN else []
     remedy = "Start all of them from the same recipe, overrides, data and installation."
-    return "\n".join([head, *lines[:_MAX_SHOWN], *more, remedy])
+    return f"{head}\n  {listed(lines, _MAX_SHOWN, chr(10) + '  ')}\n{remedy}"
 
 
 def _shown(items: Mapping[str, Any], item: str) -> str:

@@ -19,7 +19,7 @@ from hlat.resilience import CorruptionIncident, Mismatch, ReplicaCheck
 from hlat.runtime.errors import CorruptionError, PersistentCorruptionError, StorageError
 from hlat.runtime.progress import enter_phase
 from hlat.runtime.storage.local_files import write_atomic
-from hlat.runtime.terminal import plural
+from hlat.runtime.terminal import listed, plural
 from hlat.tracking import OtherRankTracker, Tracker
 from hlat.training.components import StepEnd, TrainingComponent
 from hlat.training.run_state import RunState
@@ -110,7 +110,7 @@ class CorruptionCheck(TrainingComponent):
         self._tracker.event(
             "corruption_explained", step=earlier.step, ranks=wrong, hosts=[earlier.hosts[rank] for rank in wrong]
         )
-        who = " and ".join(f"rank {rank} on {earlier.hosts[rank]}" for rank in wrong)
+        who = listed(f"rank {rank} on {earlier.hosts[rank]}" for rank in wrong)
         self._tracker.message(
             f"step {earlier.step} was repeated, and its replicas are equal: "
             + (f"{who} was wrong before" if wrong else "which rank was wrong before is unknown")
@@ -147,7 +147,7 @@ class CorruptionCheck(TrainingComponent):
 def _message(incident: CorruptionIncident, state: RunState) -> str:
     first = incident.mismatches[0]
     more = f" and {len(incident.mismatches) - 1} more" if len(incident.mismatches) > 1 else ""
-    whose = " and ".join(
+    whose = listed(
         f"rank {rank} on {host}" for rank, host in zip(incident.suspects, incident.suspect_hosts, strict=True)
     )
     good = f"the last good state is {state.saved.path}" if state.saved is not None else "no state had been saved before"

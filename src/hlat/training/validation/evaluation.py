@@ -119,7 +119,7 @@ def open_evaluation(recipe: Recipe, prepared: PreparedData, sets: Mapping[str, P
     """
     settings, length, isolate = recipe.evaluation, recipe.data.sequence_length, recipe.data.isolate
     validation = None
-    if prepared.validation_tokens:
+    if prepared.validation_tokens > 1:  # of one token nothing is predicted
         validation = ValidationData(prepared, length, settings.sequences, isolate)
     opened = {}
     for name, data in sets.items():

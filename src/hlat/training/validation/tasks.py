@@ -33,6 +33,7 @@ from hlat.model import IGNORED, next_tokens
 from hlat.parallel import MicroBatch
 from hlat.runtime.errors import DataError, StorageError
 from hlat.runtime.storage.local_files import write_atomic
+from hlat.runtime.terminal import listed
 from hlat.training.validation.losses import LossEvaluator, split_batches
 
 _SHOWN_PROBLEMS = 10  # problems of a file that an error lists
@@ -95,8 +96,7 @@ def read_requests(files: Sequence[str | Path]) -> list[TaskRequest]:
 
 def _raise_if_any(problems: Sequence[str]) -> None:
     if problems:
-        more = [f"and {len(problems) - _SHOWN_PROBLEMS} more"] if len(problems) > _SHOWN_PROBLEMS else []
-        raise DataError("\n".join(["evaluation.tasks:", *problems[:_SHOWN_PROBLEMS], *more]))
+        raise DataError(f"evaluation.tasks:\n{listed(problems, _SHOWN_PROBLEMS, chr(10))}")
 
 
 def _read_request_file(file: Path) -> tuple[list[TaskRequest], list[str]]:
