@@ -220,7 +220,7 @@ def test_changes_that_lead_nowhere_are_refused_together(recipe_file):
 
 
 def test_runs_of_one_name_do_not_take_each_other_s_place(recipe_file):
-    """A second recipe in the same folder has the same job, which Kubernetes refuses to change, and a file of its own."""
+    """Another recipe in the same folder has the same job, which Kubernetes refuses to change, and another file."""
 
     def names(*overrides):
         found = write(recipe_file, "trainjob", overrides=("run.name=same", *overrides))
@@ -272,7 +272,10 @@ def test_a_pod_is_no_best_effort_and_tolerates_the_taint_of_its_devices(recipe_f
     """By the rule of Kubernetes: a pod without requests and limits of cores and memory is evicted first."""
     resources = pod_of(write(recipe_file))["containers"][0]["resources"]
     assert resources == {"requests": {"cpu": 2, "memory": "8Gi"}}
-    options = {"resources": ("cpu=96", "memory=900Gi", "rdma/ib=8"), "tolerations": ("dedicated=training", "a:NoExecute")}
+    options = {
+        "resources": ("cpu=96", "memory=900Gi", "rdma/ib=8"),
+        "tolerations": ("dedicated=training", "a:NoExecute"),
+    }
     pod = pod_of(write(recipe_file, options=options))
     container = pod["containers"][0]
     assert container["resources"] == {"limits": {"cpu": 96, "memory": "900Gi", "rdma/ib": 8}}

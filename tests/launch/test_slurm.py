@@ -112,26 +112,19 @@ def test_the_output_is_where_it_was_asked_for_in_a_folder_that_was_not_there(lau
     assert f"job {job}, start 1" in (folder / "logs" / "a" / f"b-{job}.log").read_text()
 
 
-def test_a_job_of_whole_nodes_gets_all_their_memory(launch, environment, tmp_path):
+def test_a_node_has_one_task_with_the_cores_and_memory_asked_for(launch, environment, tmp_path):
     """The cluster has DefMemPerCPU=10, and 1000 MB on each of two nodes: --exclusive alone gives a part of it."""
-    expected = {("exclusive",): "2000M", ("exclusive", "mem=300"): "600M", ("mem-per-cpu=7",): "14M", (): "20M"}
-    jobs = {given: launch(*(word for text in given for word in ("--set", text))) for given in expected}
+    words = ("--nproc", "2", "batch.global_batch=8", "batch.micro_batch=1")
+    expected = {("exclusive",): "2000M", ("exclusive", "mem=300"): "600M"}
+    jobs = {given: launch(*words, *(word for text in given for word in ("--set", text))) for given in expected}
     for given, job in jobs.items():
         fields = wait_for_state(environment, job, "COMPLETED", "FAILED")
-        assert f",mem={expected[given]}," in fields["TRES"], given
-        assert fields["ExitCode"] == "0:0"
-
-
-def test_a_node_has_one_task_with_the_cores_of_all_processes(launch, environment, tmp_path):
-    """As srun starts them; the machine of the tests may have two cores only."""
-    job = launch("--nproc", "2", "batch.global_batch=8", "batch.micro_batch=1")
-    assert wait_for_state(environment, job, "COMPLETED", "FAILED")["ExitCode"] == "0:0"
-    found = records(tmp_path, job)
-    assert list(found) == [f"{job}-0-0", f"{job}-1-0"]
-    for record in found.values():
-        seen = record["environment"]
-        assert seen["SLURM_NTASKS_PER_NODE"] == "1" and int(seen["SLURM_CPUS_ON_NODE"]) >= 2
-        assert seen["OMP_NUM_THREADS"] == "1"
+        assert fields["ExitCode"] == "0:0" and f",mem={expected[given]}," in fields["TRES"], given
+        found = records(tmp_path, job)
+        assert list(found) == [f"{job}-0-0", f"{job}-1-0"]
+        for record in found.values():
+            seen = record["environment"]
+            assert seen["SLURM_NTASKS_PER_NODE"] == "1" and int(seen["SLURM_CPUS_ON_NODE"]) >= 2
 
 
 def test_the_script_ends_with_the_exit_code_of_the_run(launch, environment):
@@ -409,10 +402,8 @@ def test_a_bad_node_is_drained_and_the_job_queued_again_where_all_are_needed(exa
         subprocess.run(["scontrol", "update", "nodename=n1", "state=RESUME"], env=environment, check=False)
 
 
-@pytest.mark.parametrize("chain", [(), ("--chain", "3")])
-def test_a_user_who_may_not_drain_has_the_job_submitted_without_the_bad_node(
-    examined, environment, tmp_path, chain
-):
+@pytest.mark.parametrize("chain", [(), pytest.param(("--chain", "3"), marks=pytest.mark.slow)])
+def test_a_user_who_may_not_drain_has_the_job_submitted_without_the_bad_node(examined, environment, tmp_path, chain):
     """It is the job that `hlat launch` knows from then on; the nodes that were excluded before stay excluded."""
     folder = tmp_path / "bin"
     folder.mkdir()

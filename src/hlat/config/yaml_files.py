@@ -268,7 +268,7 @@ def _read_with_includes(path: Path, including: tuple[Path, ...], known: dict[Pat
 def apply_overrides(content: dict[str, Any], overrides: Iterable[str]) -> tuple[dict[str, Any], list[Problem]]:
     """Apply ``a.b=c`` overrides to a copy of the mapping; values are YAML.
 
-    Elements of a list are addressed by index, and ``-`` is one more at its end. A dot in a name is written ``\\.``.
+    Elements of a list are addressed by index, and ``-`` is one more at its end. A backslash keeps a dot in a name.
     """
     problems = []
     given = list(overrides)

@@ -1,6 +1,6 @@
 """Options of Kubernetes: their forms, and their problems with a recipe.
 
-    KubernetesOptions --problems--> forms           recipe --recipe_problems--> paths in no volume, probes without answer
+    KubernetesOptions --problems--> forms          recipe --recipe_problems--> paths in no volume, unanswered probes
     KEY=VALUE, KEY=VALUE:EFFECT, CLAIM:/PATH, ... --> fields of the manifests
 
 The named options are those that most clusters ask for. Every other field of a manifest is a change, ``PATH=VALUE``.
@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
 
 from hlat.config import Recipe
 from hlat.runtime.storage.hub import HubModel
