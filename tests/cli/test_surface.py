@@ -73,7 +73,7 @@ SURFACE = {
     "launch slurm": {
         *("recipe", "overrides", "--nodes", "--nproc", "--instance", "--hardware", "--env", "--name", "--grace"),
         *("--program", "--time", "--chain", "--partition", "--account", "--qos", "--exclude", "--cpus-per-task"),
-        *("--output", "--sbatch", "--srun", "--setup", "--dry-run"),
+        *("--output", "--set", "--srun", "--setup", "--dry-run"),
         *("--least", "--doctor"),
     },
     "launch kubernetes": {
@@ -86,6 +86,9 @@ SURFACE = {
             "--least",
             "--hardware",
             "--env",
+            "--set",
+            "--label",
+            "--toleration",
             "--name",
             "--grace",
         ),

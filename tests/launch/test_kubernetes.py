@@ -1,6 +1,7 @@
 """Manifests: valid by the published schemas, and the commands in their pods make one run with its own exit code."""
 
 import os
+import re
 import sys
 
 import pytest
@@ -23,7 +24,14 @@ INSTANCES = [None, *(one.name for one in load_catalog().instances if one.launch.
 @pytest.mark.parametrize("instance", INSTANCES)
 def test_plain_manifests_follow_the_schemas_of_kubernetes(recipe_file, instance):
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install -e '.[clusters]'")
-    options = {"namespace": "team", "node_selector": ("zone=a",), "resources": ("cpu=4",)}
+    options = {
+        "namespace": "team",
+        "node_selector": ("zone=a",),
+        "resources": ("cpu=4", "memory=8.5Gi", "rdma/ib=1"),
+        "labels": ("kueue.x-k8s.io/queue-name=training", "team="),
+        "tolerations": ("dedicated=training:NoSchedule", "spot"),
+        "changes": ("pod.spec.imagePullSecrets=[{name: registry}]", "pod.spec.serviceAccountName=hlat"),
+    }
     nproc = None if instance else 2
     overrides = ("batch.global_batch=1024",)
     for kind in KINDS:
@@ -117,13 +125,16 @@ def test_every_problem_is_reported_at_once(recipe_file):
             nodes=0,
             volumes=("/data",),
             environment=("A", "HLAT_POD_ADDRESS=1"),
-            options={"namespace": "A", "resources": ("gpu=x",), "node_selector": ("a",)},
+            options={
+                **{"namespace": "A", "resources": ("gpu=x",), "node_selector": ("a",), "labels": ("b",)},
+                **{"tolerations": ("c=d:Never",), "changes": ("hostNetwork=true",)},
+            },
         )
     text = str(caught.value)
     options = ("--kind", "--namespace", "--volume", "--resource", "--node-selector", "--nodes", "--env A", "--env HLAT")
-    for option in (*options, "run.dir", "--name"):
+    for option in (*options, "--label", "--toleration", "--set", "run.dir", "the recipe names 1 path", "--name"):
         assert f"  {option}" in text, option
-    assert text.startswith("10 problems:")
+    assert text.startswith("14 problems:")
 
 
 def test_the_manifests_are_given_to_kubectl(recipe_file, tmp_path, monkeypatch):
@@ -174,6 +185,106 @@ def test_pods_supervise_the_run_together(recipe_file, tmp_path, least):
         assert hosts.resolve(int(given["--nproc"]), {"JOB_COMPLETION_INDEX": number}) == (least or 3, 3, place)
     (alone, *_) = pod_of(write(recipe_file, nodes=1))["containers"]
     assert alone["command"] == ["hlat", "train", "/etc/hlat/recipe.yaml", "--nproc", "2"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_other_field_is_set_by_its_path(recipe_file, kind):
+    """The same words for every kind, whose pods are at different depths."""
+    changes = (
+        "pod.spec.hostNetwork=true",
+        "container.securityContext={runAsUser: 0}",
+        "container.volumeMounts.-={name: local, mountPath: /local}",
+        "job.spec.ttlSecondsAfterFinished=60",
+        r"metadata.annotations.example\.com/cost='1'",
+    )
+    before, found = write(recipe_file, kind), write(recipe_file, kind, options={"changes": changes})
+    pod, container = pod_of(found), pod_of(found)["containers"][0]
+    assert pod.pop("hostNetwork") is True
+    assert container.pop("securityContext") == {"runAsUser": 0}
+    assert container["volumeMounts"].pop() == {"name": "local", "mountPath": "/local"}
+    assert job_of(found).pop("ttlSecondsAfterFinished") == 60
+    assert found[-1]["metadata"].pop("annotations") == {"example.com/cost": "1"}
+    assert found == before, "nothing else has changed"
+
+
+def test_changes_that_lead_nowhere_are_refused_together(recipe_file):
+    wrong = ("container.image.tag=1", "pod.spec.containers.7.image=x", "spec.template.spec.volumes.last={}", "pod.a=[")
+    with pytest.raises(LaunchError) as caught:
+        write(recipe_file, options={"changes": wrong})
+    text = str(caught.value)
+    assert text.startswith("4 problems:")
+    reasons = ("is a value, it has no field 'tag'", "there is no element 7", "'last' is not the number", "ends within")
+    for change, reason in zip(wrong, reasons, strict=True):
+        [line] = [line for line in text.splitlines() if f"--set {change}: " in line]
+        assert reason in line
+
+
+def test_runs_of_one_name_do_not_take_each_other_s_place(recipe_file):
+    """Another recipe in the same folder has the same job, which Kubernetes refuses to change, and another file."""
+
+    def names(*overrides):
+        found = write(recipe_file, "trainjob", overrides=("run.name=same", *overrides))
+        assert pod_of(found)["volumes"][0]["configMap"]["name"] == found[0]["metadata"]["name"]
+        [job] = {manifest["metadata"]["name"] for manifest in found[1:]}
+        assert all(m["metadata"]["labels"]["app.kubernetes.io/instance"] == job for m in found)
+        assert all(m["metadata"]["name"].startswith(job) for m in found)
+        return job, found[0]["metadata"]["name"]
+
+    assert names() == names()
+    assert names()[0] != names("run.dir=/data/other")[0]
+    assert names()[0] == names("training.steps=7")[0] and names()[1] != names("training.steps=7")[1]
+    given = write(recipe_file, name="mine")
+    assert given[1]["metadata"]["name"] == "mine", "a name that is given is taken as it is"
+
+
+@pytest.mark.parametrize("name", ["Llama.8B_Run", "7b", "x" * 100, "a-" * 30, "x__", "1.5b"])
+def test_every_name_of_a_run_makes_names_of_objects(recipe_file, name):
+    found = write(recipe_file, overrides=(f"run.name={name!r}",))
+    job = found[1]["metadata"]["name"]
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", job) and len(job) <= 40, "RFC 1035, and room for suffixes"
+    assert len(found[0]["metadata"]["name"]) <= 63
+
+
+def test_paths_that_no_pod_has_are_refused_in_a_few_words(recipe_file):
+    sources = ", ".join(f"{{path: /text/{number}}}" for number in range(40))
+    many = (f"data.sources=[{sources}]", "data.path=null", "data.tokenizer.path=/data/../elsewhere/tokenizer")
+    with pytest.raises(LaunchError) as caught:
+        write(recipe_file, overrides=many)
+    text = str(caught.value)
+    assert "the recipe names 41 paths in no volume of the pods (/data): data.sources.0.path = /text/0, " in text
+    assert "and 38 more. Give --volume CLAIM:/PATH" in text and len(text) < 500
+    both = ("shared:/data", ":/text", "other:/elsewhere")
+    assert write(recipe_file, overrides=many, volumes=both)
+    mounted = pod_of(write(recipe_file, overrides=many, volumes=both))["containers"][0]["volumeMounts"]
+    assert [each["mountPath"] for each in mounted][2:] == ["/data", "/elsewhere"], "/text is in the image"
+    for path in ("s3://bucket/text", "/data/*.jsonl"):
+        assert write(recipe_file, overrides=(f"data.path={path}", "data.tokenizer.path=openai-community/gpt2"))
+    with pytest.raises(LaunchError, match=r"data.prepared_dir = /prepared: it is in no volume"):
+        write(recipe_file, overrides=("data.prepared_dir=/prepared",))
+
+
+def test_text_that_may_be_prepared_already_is_only_warned_of(recipe_file, caplog):
+    write(recipe_file, overrides=("data.path=/text", "data.prepared_dir=/data/prepared"))
+    assert "1 path in no volume" in caplog.text and "Nothing is missing if /data/prepared is complete" in caplog.text
+
+
+def test_a_pod_is_no_best_effort_and_tolerates_the_taint_of_its_devices(recipe_file):
+    """By the rule of Kubernetes: a pod without requests and limits of cores and memory is evicted first."""
+    resources = pod_of(write(recipe_file))["containers"][0]["resources"]
+    assert resources == {"requests": {"cpu": 2, "memory": "8Gi"}}
+    options = {
+        "resources": ("cpu=96", "memory=900Gi", "rdma/ib=8"),
+        "tolerations": ("dedicated=training", "a:NoExecute"),
+    }
+    pod = pod_of(write(recipe_file, options=options))
+    container = pod["containers"][0]
+    assert container["resources"] == {"limits": {"cpu": 96, "memory": "900Gi", "rdma/ib": 8}}
+    assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+    assert pod["tolerations"] == [
+        {"key": "rdma/ib", "operator": "Exists", "effect": "NoSchedule"},
+        {"key": "dedicated", "operator": "Equal", "value": "training"},
+        {"key": "a", "operator": "Exists", "effect": "NoExecute"},
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)

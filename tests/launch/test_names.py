@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hlat.launch.kubernetes import KubernetesOptions, manifests, manifests_yaml
+from hlat.launch.kubernetes import manifests, manifests_yaml
+from hlat.launch.kubernetes_options import KubernetesOptions
 from hlat.launch.run_request import RunRequest
 from hlat.launch.slurm import SlurmOptions, batch_script
 from hlat.runtime.errors import LaunchError
@@ -80,7 +81,7 @@ def test_a_name_that_no_line_can_hold_is_refused_wherever_it_is(text: str, recip
     with pytest.raises(LaunchError) as refusal:
         written(text, recipe_file, tmp_path / text)
     said = [line for line in str(refusal.value).splitlines() if "control characters and bytes that are not" in line]
-    for name in ("--partition", "--account", "--qos", "--sbatch", "--srun", "--name", "--program", "--env V", "folder"):
+    for name in ("--partition", "--account", "--qos", "--set", "--srun", "--name", "--program", "--env V", "folder"):
         assert any(line.strip().startswith((name, f"the working {name}")) for line in said), (name, said)
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from itertools import pairwise
 import psutil
 import pytest
 
+from hlat.launch.slurm import newest_job
 from tests.support.commands import hlat
 from tests.support.launch.slurm_cluster import (
     cluster,
@@ -108,6 +110,21 @@ def test_the_output_is_where_it_was_asked_for_in_a_folder_that_was_not_there(lau
     job = launch("--output", "logs/%x-%j.log", "--name", "a/b", cwd=folder)
     assert wait_for_state(environment, job, "COMPLETED", "FAILED")["ExitCode"] == "0:0"
     assert f"job {job}, start 1" in (folder / "logs" / "a" / f"b-{job}.log").read_text()
+
+
+def test_a_node_has_one_task_with_the_cores_and_memory_asked_for(launch, environment, tmp_path):
+    """The cluster has DefMemPerCPU=10, and 1000 MB on each of two nodes: --exclusive alone gives a part of it."""
+    words = ("--nproc", "2", "batch.global_batch=8", "batch.micro_batch=1")
+    expected = {("exclusive",): "2000M", ("exclusive", "mem=300"): "600M"}
+    jobs = {given: launch(*words, *(word for text in given for word in ("--set", text))) for given in expected}
+    for given, job in jobs.items():
+        fields = wait_for_state(environment, job, "COMPLETED", "FAILED")
+        assert fields["ExitCode"] == "0:0" and f",mem={expected[given]}," in fields["TRES"], given
+        found = records(tmp_path, job)
+        assert list(found) == [f"{job}-0-0", f"{job}-1-0"]
+        for record in found.values():
+            seen = record["environment"]
+            assert seen["SLURM_NTASKS_PER_NODE"] == "1" and int(seen["SLURM_CPUS_ON_NODE"]) >= 2
 
 
 def test_the_script_ends_with_the_exit_code_of_the_run(launch, environment):
@@ -383,6 +400,30 @@ def test_a_bad_node_is_drained_and_the_job_queued_again_where_all_are_needed(exa
     finally:
         subprocess.run(["scancel", str(job)], env=environment, check=True)
         subprocess.run(["scontrol", "update", "nodename=n1", "state=RESUME"], env=environment, check=False)
+
+
+@pytest.mark.parametrize("chain", [(), pytest.param(("--chain", "3"), marks=pytest.mark.slow)])
+def test_a_user_who_may_not_drain_has_the_job_submitted_without_the_bad_node(examined, environment, tmp_path, chain):
+    """It is the job that `hlat launch` knows from then on; the nodes that were excluded before stay excluded."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    real = shutil.which("scontrol")
+    stubs = {
+        "scontrol": f'[ "$1" != update ] && exec {real} "$@" | sed "s/ExcNodeList=(null)/ExcNodeList=n7/"',
+        "sbatch": f'echo "$@" >> {tmp_path}/submitted; echo 4711',
+    }
+    for name, text in stubs.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    job = examined("n1", *chain, "--setup", f"PATH={folder}:$PATH")
+    element = f"{job}_1" if chain else job
+    assert wait_for_state(environment, element, "COMPLETED", "FAILED", bound=60)["ExitCode"] == "0:0"
+    words = (tmp_path / "submitted").read_text().split()
+    assert words[:2] == ["--parsable", "--exclude=n7,n1"]
+    assert newest_job(tmp_path / "run") == 4711
+    # What is left of the first chain would train beside the second.
+    waiting = ["squeue", "-h", "-j", str(job), "-t", "PENDING"]
+    assert subprocess.run(waiting, env=environment, capture_output=True, check=False).stdout == b""
 
 
 NODES = ("n0", "n1")

@@ -208,6 +208,7 @@ def test_the_script_of_an_array_runs_the_element_it_is_told(recipe: list[str], t
         (("--sbatch", "time=1:00:00"), True),
         (("--sbatch=--gpus-per-node=2",), False),
         (("--sbatch", "gres=gpu:2"), False),
+        (("--sbatch=--exclusive",), False),
         (("run.device=cpu",), False),
     ],
 )
@@ -218,6 +219,7 @@ def test_options_of_sbatch_are_those_of_launch_slurm_and_a_missing_accelerator_i
     done = cli("sweep", *recipe, "training.seed=1,2", "--to", tmp_path / "s", "--slurm", "--dry-run", *words)
     assert done.returncode == 0, done.stderr
     assert ("asks Slurm for no accelerators" in done.stderr) == warns
+    assert ("#SBATCH --mem=0\n" in done.stdout) == ("--sbatch=--exclusive" in words)
     given = [word.removeprefix("--sbatch=").removeprefix("--") for word in words if "=" in word and "." not in word]
     assert all(f"#SBATCH --{option}\n" in done.stdout for option in given), done.stdout
 

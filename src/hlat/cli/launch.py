@@ -60,7 +60,15 @@ def slurm_command(
     exclude: Annotated[str | None, typer.Option(help="Nodes not to use, in Slurm's notation.")] = None,
     cpus_per_task: Annotated[int | None, typer.Option(help="CPU cores of each process.")] = None,
     output: Annotated[str, typer.Option(help="File for the output.")] = "%x-%j.log",
-    sbatch: Annotated[list[str] | None, typer.Option(help="Further option of sbatch. Repeat for several.")] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            "--sbatch",
+            metavar="NAME=VALUE",
+            help="Any other option of sbatch, as in constraint=ib or exclusive. Repeat for several.",
+        ),
+    ] = None,
     srun: Annotated[list[str] | None, typer.Option(help="Further option of srun. Repeat for several.")] = None,
     setup: Annotated[
         list[str] | None, typer.Option(help="Shell command that the script runs first. Repeat for several.")
@@ -137,13 +145,33 @@ def kubernetes_command(
     namespace: Annotated[str | None, typer.Option(help="Namespace; default: kubectl's present one.")] = None,
     volume: Annotated[
         list[str] | None,
-        typer.Option(metavar="CLAIM:/PATH", help="Persistent volume claim; one holds the run's folder."),
+        typer.Option(
+            metavar="CLAIM:/PATH", help="Persistent volume claim; one holds the run's folder. :/PATH is in the image."
+        ),
     ] = None,
     resource: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=COUNT", help="Resource of a pod; replaces the catalog's.")
+        list[str] | None,
+        typer.Option(metavar="NAME=COUNT", help="Resource of a pod, cpu and memory too; replaces the catalog's."),
     ] = None,
     node_selector: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Label of the nodes; replaces the catalog's.")
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Label of all objects, as in kueue.x-k8s.io/queue-name=training."),
+    ] = None,
+    toleration: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE:EFFECT", help="Taint of nodes that the pods may run on, as in kubectl taint."),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="PATH=VALUE",
+            help="Any other field: below pod, container or job, or of the submitted object, as in "
+            "pod.spec.priorityClassName=high. Repeat for several.",
+        ),
     ] = None,
     no_probes: Annotated[
         bool, typer.Option("--no-probes", help="Leave out probes, and tracking.prometheus, which answers them.")
@@ -152,13 +180,14 @@ def kubernetes_command(
 ) -> None:
     """Submit a run to Kubernetes with kubectl: a Job, a JobSet, or a TrainJob of Kubeflow Trainer."""
     from hlat.api import submit_kubernetes
-    from hlat.launch import KubernetesOptions
+    from hlat.launch import KubernetesOptions, pods_query
 
     ready(works=not dry_run)
     words = tuple(volume or ()), tuple(resource or ()), tuple(node_selector or ())
-    options = KubernetesOptions(image, kind, namespace, *words, probes=not no_probes)
+    more = tuple(label or ()), tuple(toleration or ()), tuple(changes or ())
+    options = KubernetesOptions(image, kind, namespace, *words, not no_probes, *more)
     text = submit_kubernetes(recipe, overrides or (), options=options, **_job(context))
-    say(text.rstrip("\n") if dry_run else "submitted; follow it with kubectl")
+    say(text.rstrip("\n") if dry_run else f"submitted; its pods: {pods_query(text)}")
 
 
 def local_command(

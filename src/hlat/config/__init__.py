@@ -45,6 +45,6 @@ __getattr__ = lazily(
             "AdamWConfig INTERLEAVED MuonConfig OptimizerConfig ParallelConfig PrecisionConfig RampStage RunConfig "
             "Schedule ScheduleConfig ZERO_BUBBLE compile_obstacle default_virtual_stages"
         ),
-        "yaml_files": "RECIPE_ENDINGS find_recipe load_yaml",
+        "yaml_files": "RECIPE_ENDINGS apply_overrides find_recipe load_yaml",
     },
 )

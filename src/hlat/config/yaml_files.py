@@ -25,6 +25,7 @@ from hlat.runtime.storage.local_files import read_small_file
 _SHOWN_CHARACTERS = 100  # characters of a line that a message repeats
 _FIRST_OF_NUMBERS = list("-+0123456789.")
 _CONFLICT = re.compile(r"<{7} |={7}$|>{7} ")
+_DOT = re.compile(r"(?<!\\)\.")  # between two names of a path
 _GLUED = re.compile(r"\s*\w+:[^\s/]")  # a name, a colon and a value without a space
 _NO_FIELD = "mapping values are not allowed here"
 _NO_COLON = "could not find expected ':'"
@@ -265,7 +266,10 @@ def _read_with_includes(path: Path, including: tuple[Path, ...], known: dict[Pat
 
 
 def apply_overrides(content: dict[str, Any], overrides: Iterable[str]) -> tuple[dict[str, Any], list[Problem]]:
-    """Apply ``a.b=c`` overrides to a copy of the mapping; values are YAML, list elements are addressed by index."""
+    """Apply ``a.b=c`` overrides to a copy of the mapping; values are YAML.
+
+    Elements of a list are addressed by index, and ``-`` is one more at its end. A backslash keeps a dot in a name.
+    """
     problems = []
     given = list(overrides)
     if "=" in given:  # the shell has made three words of it
@@ -275,7 +279,7 @@ def apply_overrides(content: dict[str, Any], overrides: Iterable[str]) -> tuple[
         return content, [Problem(spaced, "is not an override.", remedy)]
     for override in given:
         path, equals, text = override.partition("=")
-        keys = path.split(".")
+        keys = [key.replace("\\.", ".") for key in _DOT.split(path)]
         if not equals or not all(keys):
             example = override.replace(":", "=", 1) if not equals and ":" in override else "training.steps=100"
             remedy = f"Write section.field=value, as in {example}."
@@ -316,6 +320,8 @@ def _put_below(node: Any, keys: list[str], value: Any) -> Any:
         return value
     head, *rest = keys
     if isinstance(node, list):
+        if head == "-":
+            return [*node, _put_below(None, rest, value)]
         # isdigit alone takes superscripts, which int refuses.
         if not (head.isascii() and head.isdigit() and len(head) < _MOST_DIGITS):
             raise _NoSuchField(f"{short(head)} is not the number of an element of a list")

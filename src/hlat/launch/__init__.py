@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hlat.launch.evaluation_job import *
     from hlat.launch.hosts_job import *
     from hlat.launch.kubernetes import *
+    from hlat.launch.kubernetes_options import *
     from hlat.launch.local_hosts import *
     from hlat.launch.local_processes import *
     from hlat.launch.preflight.examination import *
@@ -33,7 +34,8 @@ __getattr__ = lazily(
         "compile_job": "CompileJob ProcessesFailed is_worker",
         "evaluation_job": "EvaluationJob",
         "hosts_job": "HostOptions supervise_on_hosts",
-        "kubernetes": "KubernetesOptions apply_manifests manifests manifests_yaml",
+        "kubernetes": "apply_manifests manifests manifests_yaml pods_query",
+        "kubernetes_options": "KubernetesOptions",
         "local_hosts": "LocalRequest examine_by_ssh run_local",
         "local_processes": "launch_forked launch_multiprocess",
         "preflight.examination": "run_preflight",

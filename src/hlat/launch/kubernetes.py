@@ -18,87 +18,19 @@ Probes ask the metrics server of the supervisor. Hangs are judged with the limit
 (docs/operators.md), so a probe is never stricter than the run's own watchdog, which comes first.
 """
 
+import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
 
-from hlat.config import Recipe, TrackingConfig
-from hlat.launch.run_request import PreparedRun, RunRequest, ask_scheduler
+from hlat.config import Recipe, TrackingConfig, apply_overrides
+from hlat.launch.kubernetes_options import DNS_LABEL, LONGEST_NAME, KubernetesOptions, pairs
+from hlat.launch.run_request import PreparedRun, RunRequest, ask_scheduler, problems_error
 from hlat.runtime.process import REQUEUE_CODE
-from hlat.runtime.terminal import escape_name, line_problems
-
-DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
-"""Name of a job: at most 40 characters, so that controllers can append to it."""
-
-_IMAGE = re.compile(r"[A-Za-z0-9][\x21-\x7e]*")  # [HOST[:PORT]/]NAME[:TAG][@DIGEST]; Kubernetes knows it exactly
-_RESOURCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9./-]*=[1-9][0-9]*")
-_SELECTOR = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]*=[A-Za-z0-9_.-]+")
-_VOLUME = re.compile(r"[a-z0-9][a-z0-9.-]*:/[^:]*")
-
-
-@dataclass(frozen=True)
-class KubernetesOptions:
-    """Options of Kubernetes.
-
-    Attributes:
-        image: container image with hlat and bash.
-        kind: job, jobset or trainjob.
-        namespace: namespace; None for the present one of kubectl.
-        volumes: persistent volume claims, ``CLAIM:/PATH`` each; one contains the run's folder.
-        resources: resources of a pod, ``NAME=COUNT`` each; they replace those of the catalog.
-        node_selector: labels of the nodes, ``KEY=VALUE`` each; they replace those of the catalog.
-        probes: let Kubernetes ask each pod for its health, over ``tracking.prometheus``.
-    """
-
-    image: str
-    kind: str = "job"
-    namespace: str | None = None
-    volumes: tuple[str, ...] = ()
-    resources: tuple[str, ...] = ()
-    node_selector: tuple[str, ...] = ()
-    probes: bool = True
-
-    def problems(self) -> list[str]:
-        found = []
-        if not _IMAGE.fullmatch(self.image):
-            found.append(f"--image {escape_name(self.image)!r}: expected the name of a container image.")
-        if self.namespace is not None and not DNS_LABEL.fullmatch(self.namespace):
-            found.append(f"--namespace {escape_name(self.namespace)!r}: expected a DNS label.")
-        expected = [
-            ("--volume", self.volumes, _VOLUME, "CLAIM:/PATH"),
-            ("--resource", self.resources, _RESOURCE, "NAME=COUNT"),
-            ("--node-selector", self.node_selector, _SELECTOR, "KEY=VALUE"),
-        ]
-        for option, values, pattern, form in expected:
-            wrong = [text for text in values if not pattern.fullmatch(text)]
-            found += [f"{option} {escape_name(text)!r}: expected {form}." for text in wrong]
-            found += [problem for text in values for problem in line_problems(option, text)]
-        return found
-
-    def recipe_problems(self, recipe: Recipe) -> list[str]:
-        """Problems of the options with a recipe: every pod has to see the run's folder, and to answer its probes."""
-        return [*self._folder_problems(recipe), *(probe_problems(recipe) if self.probes else [])]
-
-    def _folder_problems(self, recipe: Recipe) -> list[str]:
-        folder = PurePosixPath(recipe.run_dir)
-        if any(folder.is_relative_to(path) for _, path in self.claims()):
-            return []
-        remedy = "give --volume CLAIM:/PATH with a claim that all pods may write, and run.dir=/PATH/NAME"
-        return [f"run.dir = {escape_name(str(folder))}: it is in no volume of the pods; {remedy}."]
-
-    def claims(self) -> list[tuple[str, str]]:
-        return [(claim, path) for claim, _, path in (text.partition(":") for text in self.volumes)]
-
-    def resource_counts(self) -> dict[str, int]:
-        return {name: int(count) for name, _, count in (text.partition("=") for text in self.resources)}
-
-    def labels(self) -> dict[str, str]:
-        return {key: value for key, _, value in (text.partition("=") for text in self.node_selector)}
-
+from hlat.runtime.terminal import escape_name
 
 _METRICS_PORT = "metrics"
 _PROBE_EVERY = 20  # seconds between two questions
@@ -115,19 +47,6 @@ def served_recipe(recipe: Recipe) -> Recipe:
         return recipe
     tracking = TrackingConfig.model_validate({**recipe.tracking.model_dump(), "prometheus": {"address": "0.0.0.0"}})
     return recipe.model_copy(update={"tracking": tracking})
-
-
-def probe_problems(recipe: Recipe) -> list[str]:
-    """Reasons why Kubernetes, which asks from outside of the pod, would get no answer."""
-    settings = recipe.tracking.prometheus
-    remedy = "leave tracking.prometheus out, which serves the probes, or give --no-probes."
-    found = []
-    if settings is not None and settings.address.is_loopback:
-        reason = "the probes of Kubernetes come from outside of the pod"
-        found.append(f"tracking.prometheus.address = {settings.address}: {reason}; give 0.0.0.0, {remedy}")
-    if settings is not None and settings.port == 0:
-        found.append(f"tracking.prometheus.port = 0: the probes have to know the port; give one, {remedy}")
-    return found
 
 
 def probe_fields(recipe: Recipe, grace: int) -> dict[str, Any]:
@@ -164,19 +83,23 @@ def config_map(run: PreparedRun, name: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": name},
+        # Another recipe has another name: it cannot take the place of the one that the pods of a job mount.
+        "metadata": {"name": f"{name}-{_digest(recipe)}"},
         "data": {"recipe.yaml": recipe},
     }
 
 
-def pod(run: PreparedRun, options: KubernetesOptions, name: str) -> dict[str, Any]:
-    """Template of a pod, from options without problems; ``name`` is the job's."""
+def pod(run: PreparedRun, options: KubernetesOptions, files: str) -> dict[str, Any]:
+    """Spec of a pod, from options without problems; ``files`` is the name of its ConfigMap."""
     program = [_literal(word) for word in run.program] or ["hlat"]
-    limits = {**run.settings.kubernetes, **options.resource_counts()}
-    claims = options.claims()
-    spec = {
+    limits = {**run.settings.kubernetes, **options.resource_amounts()}
+    claims = [mount for mount in options.mounts() if mount[0]]
+    selector = {**run.settings.node_selector, **pairs(options.node_selector)}
+    tolerations = [*_device_tolerations(limits), *options.tolerated()]
+    return {
         "restartPolicy": "Never",  # a new pod is a new start of the run; required by podFailurePolicy
         "terminationGracePeriodSeconds": run.request.grace,
+        "enableServiceLinks": False,  # a Service named master would set MASTER_PORT in the processes
         "containers": [
             {
                 "name": CONTAINER,
@@ -186,7 +109,9 @@ def pod(run: PreparedRun, options: KubernetesOptions, name: str) -> dict[str, An
                     *({"name": key, "value": _literal(value)} for key, value in run.environment.items()),
                     {"name": _ADDRESS_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
                 ],
-                **({"resources": {"limits": limits}} if limits else {}),
+                "resources": _resources(limits, run.nproc),
+                **(_LOCKING_MEMORY if any(name.startswith("rdma/") for name in limits) else {}),
+                "terminationMessagePolicy": "FallbackToLogsOnError",  # `kubectl describe pod` says why it ended
                 **(probe_fields(run.recipe, run.request.grace) if options.probes else {}),
                 "volumeMounts": [
                     {"name": "files", "mountPath": _MOUNTED_FILES, "readOnly": True},
@@ -196,17 +121,38 @@ def pod(run: PreparedRun, options: KubernetesOptions, name: str) -> dict[str, An
             }
         ],
         "volumes": [
-            {"name": "files", "configMap": {"name": name}},
+            {"name": "files", "configMap": {"name": files}},
             {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},  # NCCL and data workers; 64 MiB otherwise
             *(
                 {"name": f"volume-{i}", "persistentVolumeClaim": {"claimName": claim}}
                 for i, (claim, _) in enumerate(claims)
             ),
         ],
+        **({"nodeSelector": selector} if selector else {}),
+        **({"tolerations": tolerations} if tolerations else {}),
     }
-    selector = {**run.settings.node_selector, **options.labels()}
-    labels = {"app.kubernetes.io/name": "hlat", "app.kubernetes.io/instance": name}
-    return {"metadata": {"labels": labels}, "spec": {**spec, **({"nodeSelector": selector} if selector else {})}}
+
+
+_LOCKING_MEMORY = {"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
+"""Permission to register memory with InfiniBand beyond the limit of the container; it has no effect but for root."""
+
+_LEAST_MEMORY = 4  # GiB of a process: its libraries and the context of its device
+
+
+def _resources(limits: dict[str, Any], nproc: int) -> dict[str, Any]:
+    """Limits, and requests for the cores and memory without which no process starts.
+
+    A pod that asks for neither is the first that a node evicts. More than a node has would never be scheduled, and how
+    much it has is not known here.
+    """
+    least = {"cpu": nproc, "memory": f"{_LEAST_MEMORY * nproc}Gi"}
+    requests = {name: amount for name, amount in least.items() if name not in limits}  # a limit is a request too
+    return {**({"requests": requests} if requests else {}), **({"limits": limits} if limits else {})}
+
+
+def _device_tolerations(limits: dict[str, Any]) -> list[dict[str, str]]:
+    # Nodes with devices are tainted with the name of their resource, so that other pods keep away.
+    return [{"key": name, "operator": "Exists", "effect": "NoSchedule"} for name in limits if "/" in name]
 
 
 def _train_options(run: PreparedRun) -> list[str]:
@@ -224,6 +170,7 @@ def _literal(text: str) -> str:
 
 
 _FINAL_CODES = (2, 4)  # mistake of the user, diverged: new pods would end the same way
+_INSTANCE = "app.kubernetes.io/instance"  # label of all objects of a run, with the name of its job
 _JOB_GROUP = "node"  # name of the replicated job; Kubeflow Trainer expects this one
 _KUBECTL_TIMEOUT = 120.0  # seconds to wait for kubectl
 
@@ -240,22 +187,46 @@ def manifests(request: RunRequest, options: KubernetesOptions) -> list[dict[str,
         problems.append(f"--kind {escape_name(options.kind)}: expected {', '.join(_KINDS)}.")
 
     def check(recipe: Recipe) -> list[str]:
-        return [*options.recipe_problems(recipe), *_name_problems(request, recipe)]
+        return [*options.recipe_problems(recipe), *_name_problems(request)]
 
     run = request.prepare(problems, check)
     if options.probes:
         run = replace(run, recipe=served_recipe(run.recipe))
-    name = _job_name(request, run.recipe)
-    found = [config_map(run, name), *_KINDS[options.kind](run, options, name)]
-    if options.namespace is not None:
-        for manifest in found:
-            manifest["metadata"]["namespace"] = options.namespace
+    name = request.name or job_name(run.recipe, options)
+    files = config_map(run, name)
+    labels = {"app.kubernetes.io/name": "hlat", _INSTANCE: name, **pairs(options.labels)}
+    template = {"metadata": {"labels": labels}, "spec": pod(run, options, files["metadata"]["name"])}
+    kind = _KINDS[options.kind]
+    found = [files, *kind.write(run, {"spec": _job_spec(run, template)}, name)]
+    for manifest in found:
+        own = {} if options.namespace is None else {"namespace": options.namespace}
+        manifest["metadata"] |= {**own, "labels": labels}
+    return _changed(found, kind, options.changes)
+
+
+def _changed(found: list[dict[str, Any]], kind: "_Kind", changes: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Make changes in the last manifest, or where this kind has its Job; LaunchError lists those that lead nowhere."""
+    problems = []
+    for text in changes:
+        root, _, rest = text.partition(".")
+        index, path = (kind.jobs, f"{kind.job}{_PARTS[root]}.{rest}".lstrip(".")) if root in _PARTS else (-1, text)
+        found[index], wrong = apply_overrides(found[index], [path])
+        problems += [f"--set {escape_name(text)}: {one.reason} {one.remedy}".rstrip() for one in wrong]
+    if problems:
+        raise problems_error(problems)
     return found
 
 
 def manifests_yaml(found: list[dict[str, Any]]) -> str:
     """Write manifests as YAML, texts of several lines as blocks."""
     return yaml.dump_all(found, Dumper=_BlockDumper, sort_keys=False, width=120)
+
+
+def pods_query(text: str) -> str:
+    """Command that lists the pods of manifests."""
+    metadata = next(yaml.safe_load_all(text))["metadata"]
+    where = f" -n {metadata['namespace']}" if "namespace" in metadata else ""
+    return f"kubectl get pods -l {_INSTANCE}={metadata['labels'][_INSTANCE]}{where}"
 
 
 def apply_manifests(text: str) -> str:
@@ -268,33 +239,29 @@ def _manifest(version: str, kind: str, name: str, spec: dict[str, Any]) -> dict[
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
-def _job(run: PreparedRun, options: KubernetesOptions, name: str) -> list[dict[str, Any]]:
-    return [_manifest("batch/v1", "Job", name, _job_spec(run, pod(run, options, name)))]
+def _job(run: PreparedRun, job: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return [_manifest("batch/v1", "Job", name, job["spec"])]
 
 
-def _job_set(run: PreparedRun, options: KubernetesOptions, name: str) -> list[dict[str, Any]]:
-    return [_manifest("jobset.x-k8s.io/v1alpha2", "JobSet", name, _job_set_spec(run, options, name))]
+def _job_set(run: PreparedRun, job: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return [_manifest("jobset.x-k8s.io/v1alpha2", "JobSet", name, _job_set_spec(job))]
 
 
-def _train_job(run: PreparedRun, options: KubernetesOptions, name: str) -> list[dict[str, Any]]:
+def _train_job(run: PreparedRun, job: dict[str, Any], name: str) -> list[dict[str, Any]]:
     version = "trainer.kubeflow.org/v1alpha1"
-    spec = _job_set_spec(run, options, name)
-    spec["replicatedJobs"][0]["template"]["metadata"] = {
-        "labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    }
+    spec = _job_set_spec({"metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}, **job})
     nodes = run.request.nodes
     # A runtime of its own, with the pods: a TrainJob alone has no podFailurePolicy.
     runtime = {"mlPolicy": {"numNodes": nodes}, "template": {"spec": spec}}
     reference = {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": name}
-    job = {"runtimeRef": reference, "trainer": {"numNodes": nodes}}
-    return [_manifest(version, "TrainingRuntime", name, runtime), _manifest(version, "TrainJob", name, job)]
+    spec_of_job = {"runtimeRef": reference, "trainer": {"numNodes": nodes}}
+    return [_manifest(version, "TrainingRuntime", name, runtime), _manifest(version, "TrainJob", name, spec_of_job)]
 
 
-def _job_set_spec(run: PreparedRun, options: KubernetesOptions, name: str) -> dict[str, Any]:
-    job = _job_spec(run, pod(run, options, name))
+def _job_set_spec(job: dict[str, Any]) -> dict[str, Any]:
     return {
         "failurePolicy": {"maxRestarts": 0},  # not created again when it has failed: its pods were replaced before
-        "replicatedJobs": [{"name": _JOB_GROUP, "replicas": 1, "template": {"spec": job}}],
+        "replicatedJobs": [{"name": _JOB_GROUP, "replicas": 1, "template": job}],
     }
 
 
@@ -321,23 +288,46 @@ def _job_spec(run: PreparedRun, template: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_KINDS: dict[str, Callable[[PreparedRun, KubernetesOptions, str], list[dict[str, Any]]]] = {
-    "job": _job,
-    "jobset": _job_set,
-    "trainjob": _train_job,
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of object that Kubernetes makes pods of."""
+
+    write: Callable[[PreparedRun, dict[str, Any], str], list[dict[str, Any]]]  # from the template of a Job, and a name
+    jobs: int = -1  # the manifest that has the Job, counted from the last one
+    job: str = ""  # path of the Job in it
+
+
+_IN_JOB_SET = "spec.replicatedJobs.0.template"
+_KINDS = {
+    "job": _Kind(_job),
+    "jobset": _Kind(_job_set, -1, _IN_JOB_SET),
+    "trainjob": _Kind(_train_job, -2, f"spec.template.{_IN_JOB_SET}"),
 }
+_PARTS = {"job": "", "pod": ".spec.template", "container": ".spec.template.spec.containers.0"}  # paths in a Job
 
 
-def _job_name(request: RunRequest, recipe: Recipe) -> str:
-    """Name of the job: the one given, or the run's as a DNS label."""
-    # 40 characters, as DNS_LABEL has it; a cut may leave another hyphen at the end
-    return request.name or re.sub(r"[^a-z0-9]+", "-", recipe.run.name.lower()).strip("-")[:40].strip("-")
+def job_name(recipe: Recipe, options: KubernetesOptions) -> str:
+    """Name of the objects of a run: the run's as a DNS label, and a digest of where its folder is.
+
+    So runs of one name in two folders have two names. The same command has the same name, and Kubernetes does not start
+    a second job that would write into the folder of the first.
+    """
+    label = re.sub(r"[^a-z0-9]+", "-", recipe.run.name.lower()).strip("-")
+    if not label[:1].isalpha():
+        label = f"run-{label}"
+    digest = _digest("\n".join([str(recipe.run_dir), *options.claims_of(str(recipe.run_dir))]))
+    return f"{label[: LONGEST_NAME - len(digest) - 1].strip('-')}-{digest}"
 
 
-def _name_problems(request: RunRequest, recipe: Recipe) -> list[str]:
-    name = _job_name(request, recipe)
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
+
+
+def _name_problems(request: RunRequest) -> list[str]:
+    if request.name is None or DNS_LABEL.fullmatch(request.name):
+        return []
     expected = "a letter, then at most 39 small letters, digits and hyphens, not a hyphen at the end"
-    return [] if DNS_LABEL.fullmatch(name) else [f"--name {escape_name(name)!r}: expected {expected}."]
+    return [f"--name {escape_name(request.name)!r}: expected {expected}. Without --name it is made of the run's."]
 
 
 class _BlockDumper(yaml.SafeDumper):

@@ -38,6 +38,17 @@ from hlat.runtime.terminal import escape_controls, line_problems
 
 _logger = logging.getLogger(__name__)
 _TIME_LIMIT = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+|\d+-\d+:\d\d|\d+-\d+:\d\d:\d\d")  # man sbatch, --time
+_OWN_OPTIONS = {
+    "--nodes": "--nodes",
+    "--ntasks": "--nproc",
+    "--ntasks-per-node": "--nproc",
+    "--job-name": "--name",
+    "--array": "--chain",
+    "--signal": "--grace",
+    "--chdir": "the command in that folder",
+}
+"""Options of sbatch with which other lines of the script would not agree, and what to give instead."""
+
 _LAST_CODES = "0|2|4"  # after these the same command again would end the same way
 
 _PREPARE = r"""
@@ -73,9 +84,9 @@ class SlurmOptions:
         account: account to charge.
         qos: quality of service.
         exclude: nodes not to use, in Slurm's notation.
-        cpus_per_task: CPU cores of each process; None for Slurm's default.
+        cpus_per_task: CPU cores of each process; None for one.
         output: file for the output of the script; Slurm replaces %j, %x and others.
-        sbatch: further options of sbatch, such as ``--reservation=x``.
+        sbatch: further options of sbatch, such as ``--reservation=x`` or ``reservation=x``.
         srun: further options of srun, such as ``--container-image=x``.
         setup: shell commands that the script runs first, such as ``module load cuda``.
         doctor: examine the nodes before the training, and leave bad ones out.
@@ -104,8 +115,11 @@ class SlurmOptions:
             if value == "":
                 found.append(f"--{name}: expected a name.")
             found += line_problems(f"--{name}", value or "")
-        for name in ("sbatch", "srun"):
-            found += slurm.option_problems(name, getattr(self, name))
+        sbatch = [slurm.long_option(text) for text in self.sbatch]
+        found += slurm.option_problems("--set", "sbatch", sbatch)
+        owned = {text: _OWN_OPTIONS.get(text.partition("=")[0]) for text in sbatch}
+        found += [f"--set {escape_controls(text)}: give {own}, which sets it." for text, own in owned.items() if own]
+        found += slurm.option_problems("--srun", "srun", self.srun)
         found += [problem for text in self.setup for problem in line_problems("--setup", text)]
         return found
 
@@ -134,7 +148,7 @@ def batch_script(request: RunRequest, options: SlurmOptions, folder: Path) -> Ba
     found: list[Path] = []
 
     def check(recipe: Recipe) -> list[str]:
-        streams = [slurm.output_option(folder, options.output), *options.sbatch]
+        streams = [slurm.output_option(folder, options.output), *map(slurm.long_option, options.sbatch)]
         folders, problems = slurm.output_folders(streams, request.name or recipe.run.name, folder)
         found.extend(folders)
         return problems
@@ -143,7 +157,7 @@ def batch_script(request: RunRequest, options: SlurmOptions, folder: Path) -> Ba
     if not _reserves_accelerators(run, options):
         _logger.warning(
             "warning: the job asks Slurm for no accelerators, and without any it trains on the CPUs. Add --instance "
-            "NAME (`hlat hardware list`) or --sbatch=--gpus-per-node=%d, or say run.device=cpu; nothing is missing on "
+            "NAME (`hlat hardware list`) or --set gpus-per-node=%d, or say run.device=cpu; nothing is missing on "
             "a cluster whose nodes give theirs to every job.",
             run.nproc,
         )
@@ -156,7 +170,7 @@ def _reserves_accelerators(run: PreparedRun, options: SlurmOptions) -> bool:
     wants = device == "auto" or expects_accelerator(device)  # of auto, this machine may know nothing: a login node
     if not wants or run.request.instance is not None:
         return True
-    return slurm.asks_for_accelerators(options.sbatch)
+    return slurm.asks_for_accelerators([slurm.long_option(text) for text in options.sbatch])
 
 
 def _script_text(run: PreparedRun, options: SlurmOptions, folder: Path) -> str:
@@ -169,6 +183,7 @@ def _script_text(run: PreparedRun, options: SlurmOptions, folder: Path) -> str:
     # kill-on-bad-exit=0: a node that fails does not end the others, whose supervisors restart the run.
     step = ["srun", "--ntasks-per-node=1", *keep, "--kill-on-bad-exit=0", f"--wait={run.request.grace}", *options.srun]
     least, is_chain = run.request.least or run.request.nodes, options.chain is not None
+    record = folder / run.recipe.run_dir / _RECORD
     exports = [f"export {name}={shlex.quote(value)}" for name, value in run.environment.items()]
     return "\n".join(
         [
@@ -178,13 +193,14 @@ def _script_text(run: PreparedRun, options: SlurmOptions, folder: Path) -> str:
             "",
             *options.setup,
             *exports,
+            "ulimit -S -l hard  # of memory that InfiniBand registers; the shell that submitted may have had less",
             'cores="${SLURM_CPUS_ON_NODE:-1}"  # of this job on a node; the command of a node has all of them',
             f"threads=$(( cores / {run.nproc} ))  # of a process",
             'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(( threads > 0 ? threads : 1 ))}"',
             _PREPARE,
             'nodes="$SLURM_JOB_NUM_NODES" exclude=()',
             'echo "job $SLURM_JOB_ID, start $(( ${SLURM_RESTART_COUNT:-0} + 1 )), nodes $SLURM_JOB_NODELIST"',
-            *([preflight_step(step, program, common, least, is_chain)] if options.doctor else []),
+            *([preflight_step(step, program, common, least, is_chain, record)] if options.doctor else []),
             f'{shlex.join(step)} --nodes="$nodes" --ntasks="$nodes" --cpus-per-task="$cores" "${{exclude[@]}}" \\',
             f"  {words}",
             "code=$?",
@@ -202,13 +218,14 @@ def _sbatch_options(run: PreparedRun, options: SlurmOptions, folder: Path) -> li
         "account": options.account,
         "qos": options.qos,
         "exclude": options.exclude,
-        "cpus-per-task": options.cpus_per_task,
     }
+    further = [*run.settings.slurm, *map(slurm.long_option, options.sbatch)]
     queue = ["--requeue"] if options.chain is None else [f"--array=1-{options.chain}%1", "--no-requeue"]
     return [
         f"--job-name={run.name}",
         f"--nodes={run.request.nodes}",
-        f"--ntasks-per-node={run.nproc}",  # cores for so many processes; one task is started
+        "--ntasks-per-node=1",  # the supervisor of a node, which starts its processes
+        f"--cpus-per-task={run.nproc * (options.cpus_per_task or 1)}",
         f"--chdir={folder}",
         slurm.output_option(folder, options.output),
         "--open-mode=append",  # the output of earlier starts is kept
@@ -216,8 +233,8 @@ def _sbatch_options(run: PreparedRun, options: SlurmOptions, folder: Path) -> li
         *queue,
         *([] if run.request.least is None else ["--no-kill"]),
         *(f"--{name}={value}" for name, value in given.items() if value is not None),
-        *run.settings.slurm,
-        *options.sbatch,
+        *slurm.memory_options(further),
+        *further,
     ]
 
 
@@ -241,20 +258,24 @@ if [ -n "$bad" ]; then
     {again}
   else
     echo "this user may not drain nodes: submitting this job again without them" >&2
-    sbatch --exclude="$(tr -s ' ' ',' <<<"${{bad% }}")" "$0"
+    {cancel_rest}excluded=$(scontrol show job "$SLURM_JOB_ID" -o | sed -n 's/.* ExcNodeList=\([^ (][^ ]*\).*/\1,/p')
+    job=$(sbatch --parsable --exclude="$excluded$(tr -s ' ' ',' <<<"${{bad% }}")" "$0") || exit 1
+    echo "{{\"job\": ${{job%%;*}}}}" >>{record}  # `hlat launch status` shows the newest
     exit 0
   fi
 fi"""
 
 
 def preflight_step(
-    step: Sequence[str], program: Sequence[str], words: Sequence[str], least: int, is_chain: bool
+    step: Sequence[str], program: Sequence[str], words: Sequence[str], least: int, is_chain: bool, record: Path
 ) -> str:
     """Write the lines that run the doctor first; ``least`` nodes suffice, a chain's next job tries again."""
     tasks = ' --ntasks="$nodes" --cpus-per-task="$cores"'
     doctor = shlex.join(step) + tasks + " \\\n  " + shlex.join([*program, "doctor", *words])
     again = "exit 75" if is_chain else 'scontrol requeue "$SLURM_JOB_ID"\n    exit 75'
-    return _PREFLIGHT_STEP.format(doctor=doctor, least=least, again=again)
+    cancel_rest = 'scancel --state=PENDING "$SLURM_ARRAY_JOB_ID"\n    ' if is_chain else ""
+    parts = {"doctor": doctor, "again": again, "cancel_rest": cancel_rest, "record": shlex.quote(str(record))}
+    return _PREFLIGHT_STEP.format(least=least, **parts)
 
 
 _RECORD = "slurm-jobs.jsonl"

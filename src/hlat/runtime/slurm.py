@@ -27,6 +27,8 @@ _TIMEOUT = 10.0  # seconds to wait for Slurm's controller
 _NO_TASKS = 0xFFFFFFF0  # higher step numbers: batch script, interactive shell, ...
 _PORTS = range(20000, 30000)  # below the ephemeral ports of the system
 _ACCELERATORS = re.compile(r"--(gpus|gres|tres-per|exclusive)|-G")  # sbatch: --exclusive takes all of a node, GPUs too
+_LONG = re.compile(r"--[a-z][a-z0-9-]*(=|$)")
+_MEMORY = re.compile(r"--mem(-per-cpu|-per-gpu)?=")
 _SAFE = re.compile(r"[A-Za-z0-9_./:,=@%+\[\]-]+")
 _REMEDY = (
     "Set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in each process yourself, or WORLD_SIZE=1 in one "
@@ -140,13 +142,25 @@ def _required(environment: Mapping[str, str], problems: list[str], *names: str) 
     return found
 
 
-def option_problems(name: str, options: Sequence[str]) -> list[str]:
-    """Return problems of options for sbatch or srun that a user gives with ``--sbatch`` or ``--srun``."""
-    wrong = [text for text in options if not text.startswith("--")]
+def long_option(text: str) -> str:
+    """Return an option of sbatch or srun, given as NAME=VALUE or --NAME=VALUE, in its long form."""
+    return text if text.startswith("-") else f"--{text}"
+
+
+def option_problems(given_as: str, program: str, options: Sequence[str]) -> list[str]:
+    """Return problems of long options for sbatch or srun that a user gives with an option of ours."""
+    wrong = [text for text in options if not _LONG.match(text)]
     forms = [
-        f"--{name} {escape_name(text)!r}: expected one option of {name} in the form --comment=text." for text in wrong
+        f"{given_as} {escape_name(text)!r}: expected one option of {program} in the form --comment=text."
+        for text in wrong
     ]
-    return [*forms, *(problem for text in options for problem in line_problems(f"--{name}", text))]
+    return [*forms, *(problem for text in options for problem in line_problems(given_as, text))]
+
+
+def memory_options(options: Sequence[str]) -> list[str]:
+    """Return sbatch's option for all memory of a node, for a job that takes all of it and says nothing of memory."""
+    # Where the administrator has set DefMemPerCPU and the like, a job with --exclusive gets only so much.
+    return [] if "--exclusive" not in options or any(map(_MEMORY.match, options)) else ["--mem=0"]
 
 
 def output_option(folder: Path, output: str) -> str:

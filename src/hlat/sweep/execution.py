@@ -144,10 +144,11 @@ def array_script(
     # Slurm expands % in the name of an output file; %% is a percent sign.
     output = f"--output={str(folder).replace('%', '%%')}/slurm-%a.out"
     head = [f"--job-name={name}", f"--array=0-{len(sweep.runs) - 1}{limit}", output, *options]
+    head += slurm.memory_options(options)
     command = [sys.executable, "-P", "-m", "hlat", "sweep", sweep.recipe, *words, "--to", str(sweep.folder)]
     folders, unfit = slurm.output_folders(head, name, Path.cwd())
     named = {"the working folder": str(Path.cwd()), "--to": str(folder), "recipe": sweep.recipe}
-    problems = [*slurm.option_problems("sbatch", options), *unfit]
+    problems = [*slurm.option_problems("--sbatch", "sbatch", options), *unfit]
     problems += [found for what, text in named.items() for found in line_problems(what, text)]
     problems += [found for word in words for found in line_problems("argument", word)]
     if problems:

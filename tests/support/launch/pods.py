@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from hlat.launch.kubernetes import KubernetesOptions, manifests, manifests_yaml
+from hlat.launch.kubernetes import manifests, manifests_yaml
+from hlat.launch.kubernetes_options import KubernetesOptions
 from hlat.launch.run_request import RunRequest
 
 Manifests = list[dict[str, Any]]
