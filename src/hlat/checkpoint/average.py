@@ -127,7 +127,7 @@ def _parents(paths: Sequence[str | Path], last: int | None) -> list[Path]:
 def _newest(run: Path, count: int) -> list[Path]:
     found = committed_checkpoints(find_checkpoints_folder(run))
     if not 0 < count <= len(found):
-        there = listed((f"{step_of_path(path):,}" for path in reversed(found)), TABLE_ROWS) or "none"
+        there = listed((f"{step_of_path(path):,}" for path in found), TABLE_ROWS) or "none"
         raise CheckpointError(f"{run}: cannot average its last {count} checkpoints; steps of those it has: {there}.")
     return found[-count:]
 
