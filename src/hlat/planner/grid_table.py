@@ -14,8 +14,9 @@ from hlat.planner.grid import SETTINGS, Alternative, GridCell, PlanGrid
 from hlat.planner.plan import format_number
 from hlat.planner.problem.devices import comparison_note
 from hlat.planner.problem.layouts import layout_text
-from hlat.planner.report.terminal import table_lines, wrapped
+from hlat.planner.report.terminal import table_lines
 from hlat.runtime.quantities import short_count
+from hlat.runtime.terminal import wrapped
 
 _GIB = 1 << 30
 _HEADS = ("model", "chips", "step s", "MFU", "GiB", "days", "4 of 5", "cost", "layout")

@@ -19,8 +19,9 @@ from hlat.planner.problem.layouts import layout_text
 from hlat.planner.purchase import CHINCHILLA, ModelSize, Purchase, SizedRun, missed_by_reason, optimal_tokens
 from hlat.planner.report.costs import cost_parts, cost_sentence, price_origin, price_sentence
 from hlat.planner.report.explanation import energy_sentence, expectation, storage_sentence
-from hlat.planner.report.terminal import table_lines, wrapped
+from hlat.planner.report.terminal import table_lines
 from hlat.runtime.quantities import rounded_text, short_count, usd_text
+from hlat.runtime.terminal import wrapped
 
 LAW = "law: Hoffmann 2022, approach 3, constants of Besiroglu 2024; D tokens, N parameters, all counted"
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from hlat.config import Recipe
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.host_collectives import AsyncMax
 from hlat.runtime.errors import NumericsError
@@ -156,6 +157,19 @@ def _diverged(state: RunState, problem: str) -> NumericsError:
     return NumericsError(f"{problem}: training has diverged. {good}")
 
 
+def multiples_between(every: int | None, first: int, end: int) -> int:
+    """Count the multiples of ``every`` after ``first`` and before ``end``."""
+    return max(0, (end - 1) // every - first // every) if every else 0
+
+
+def evaluations_after(recipe: Recipe, step: int) -> int:
+    """Count the evaluations that come after a step, the last step's included."""
+    settings, end = recipe.evaluation, recipe.total_steps
+    tokens, end_tokens = (recipe.batches.first_of(each) * recipe.data.sequence_length for each in (step, end))
+    counts = multiples_between(settings.every_steps, step, end), multiples_between(settings.every_tokens, tokens, end_tokens)
+    return min(max(counts) + 1, end - step)
+
+
 class MetricsLines(TrainingComponent):
     """Evaluates, if the step does, and writes the line of metrics that was collected before the save."""
 
@@ -250,7 +264,7 @@ class MetricsLines(TrainingComponent):
         enter_phase("evaluation")
         result, failure = None, ""
         try:
-            result = state.evaluation.run(state.model)
+            result = state.evaluation.run(state.model, self._tracker.progress)
         # A failure on one rank must not end the run: all ranks learn of it below, and go on.
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
