@@ -119,17 +119,17 @@ def terminal_below(stream: TextIO) -> TextIO:
 
 def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
     """Break a sentence at spaces into lines of a width, all but the first indented; longer words stay whole."""
-    found = textwrap.wrap(
-        text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-    )
+    found = textwrap.wrap(text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
     return found or [""]
 
 
 def _in_columns(text: str, width: int) -> str:
     lines = []
     for line in text.splitlines():
-        indent = len(line) - len(line.lstrip()) + 2
-        lines += [line] if len(line) <= width or indent >= width else wrapped(line, width, indent)
+        words = line.lstrip()
+        before = len(line) - len(words)
+        fits = len(line) <= width or before + 2 >= width
+        lines += [line] if fits else [" " * before + each for each in wrapped(words, width - before, 2)]
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -281,7 +281,7 @@ class PlainConsole(_LineConsole):
 
 _RANKS = {"loss": 2, "tokens_per_second": 4, "mfu": 5, "grad_norm": 6, "lr": 8, "memory_bytes": 9}
 """Places of metrics in the order of importance."""
-_STEP, _ETA, _PAUSE, _OTHERS, _SHARE, _BAR = 0, 1, 2, 3, 5, 7  # others: validation losses, scores of tasks
+_STEP, _ETA, _PAUSE, _KEPT, _SHARE, _BAR, _OTHERS = 0, 1, 2, 3, 5, 7, 7
 _BAR_COLUMNS = 8
 _GREEN = "32"
 LEAST_SHARE = 0.05  # of work done, below which its time left is not estimated
@@ -330,10 +330,10 @@ class ProgressBarConsole(Console):
         self._line = line
 
     def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
-        # Each logged step stays, so that the terminal still has the history of a run that was killed. Values of
-        # validations and tasks are never left out.
-        fields = [Field(f"step {metrics['step']}/{total_steps}", _STEP), *_value_fields(metrics)]
-        self.message(fit(fields, columns(self._stream), keeps=_OTHERS))
+        # Each logged step stays, so that the terminal still has the history of a run that was killed. Losses of
+        # validations and scores of tasks are never left out.
+        fields = [Field(f"step {metrics['step']}/{total_steps}", _STEP), *_value_fields(metrics, _KEPT)]
+        self.message(fit(fields, columns(self._stream), keeps=_KEPT))
         self._metrics = {}
         self.step(metrics, total_steps, eta_seconds)
 
@@ -359,7 +359,7 @@ class ProgressBarConsole(Console):
             Field(f"{share:.1%}", _SHARE),
             Field(pause.text(now) if pause is not None else "", _PAUSE),
             Field("" if pause and left is None else f"eta {'-' if left is None else duration(left)}", _ETA),
-            *_value_fields(self._metrics),
+            *_value_fields(self._metrics, _OTHERS),
         ]
         return fit(fields, width, colour=has_colour())
 
@@ -371,5 +371,5 @@ class ProgressBarConsole(Console):
         self._line.close()
 
 
-def _value_fields(metrics: Metrics) -> list[Field]:
-    return [Field(text, _RANKS.get(name, _OTHERS)) for name, text in named_values(metrics)]
+def _value_fields(metrics: Metrics, others: int) -> list[Field]:
+    return [Field(text, _RANKS.get(name, others)) for name, text in named_values(metrics)]

@@ -221,7 +221,7 @@ class Tracker:
         self._metrics.sync()
         self._events.append(kind, **fields)
         if kind == "checkpoint":
-            self._eta.lasted[LAST_SAVE] = fields["seconds"]
+            self._eta.lasted[LAST_SAVE] = fields.get("seconds", 0.0)
         self._show(lambda console: console.event(kind, fields))
         self._report_moved_files()
 
@@ -323,8 +323,8 @@ def open_tracker(
 ) -> Tracker:
     """Open the outputs of a run, in its existing folder, to continue after ``start_step``.
 
-    ``clock`` and ``breaks`` are for the time left, ``wall_clock`` (seconds since 1970) for the time of events; ``name`` and ``recipe``
-    (JSON values) are for hosted trackers.
+    ``clock`` and ``breaks`` are for the time left, ``wall_clock`` (seconds since 1970) for the time of events; ``name``
+    and ``recipe`` (JSON values) are for hosted trackers.
 
     Raises:
         LaunchError: the package of a hosted tracker is not installed.

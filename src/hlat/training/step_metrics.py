@@ -62,8 +62,7 @@ def timing_metrics(state: RunState, tokens: int, memory: dict[str, int], seconds
     rate = tokens / sum(seconds.get(phase, 0.0) for phase in TRAINING_PHASES)
     return {
         "tokens_per_second": rate,
-        "mfu": state.utilization(rate, "causal"),
-        "mfu_full": state.utilization(rate, "full"),
+        **state.utilization(rate),
         **memory,
         "seconds": seconds,
     }
@@ -94,12 +93,7 @@ def _memory_metrics(state: RunState) -> dict[str, int]:
     return {name: most(value) for name, value in found.items()}
 
 
-_ACTIONS = {
-    "warn": "the update is applied",
-    "skip": "the update is not applied",
-    "rollback": "rolling back to the last checkpoint; these samples will be skipped",
-    "stop": "the run stops",
-}
+_ACTIONS = {"warn": "applied", "skip": "not applied", "rollback": "rolling back to the last checkpoint"}
 
 
 def report_anomaly(state: RunState, result: StepResult, tracker: Tracker | OtherRankTracker) -> None:
@@ -107,23 +101,25 @@ def report_anomaly(state: RunState, result: StepResult, tracker: Tracker | Other
     verdict = result.verdict
     if verdict.samples is None:
         return
-    first, stop = verdict.samples
+    loss, norm, clip = float(result.loss), float(result.gradient_norm), state.recipe.optimizer.clip_norm
     tracker.event(
         "anomaly",
         step=state.step,
         kind=verdict.kind,
         action=verdict.action,
-        samples=[first, stop],
+        samples=list(verdict.samples),
         batch_crc32=batch_crc32(state),
-        loss=float(result.loss),
-        grad_norm=float(result.gradient_norm),
+        loss=loss,
+        grad_norm=norm,
+        clip_norm=clip,
         window=dict(verdict.window),
         reason=verdict.reason,
     )
-    where = f"step {state.step}, samples {first} to {stop - 1}"
+    text = f"step {state.step}: {verdict.reason}"
     if verdict.action == "stop":
-        raise _diverged(state, f"{where}: {verdict.reason}")
-    tracker.message(f"{where}: {verdict.reason}: {_ACTIONS[verdict.action]}")
+        raise _diverged(state, text)
+    clipped = "clipped and " if verdict.action == "warn" and clip is not None and norm > clip else ""
+    tracker.warn(f"{text}; {clipped}{_ACTIONS[verdict.action]}")
 
 
 def check_finite(state: RunState, result: StepResult) -> None:
@@ -166,7 +162,10 @@ def evaluations_after(recipe: Recipe, step: int) -> int:
     """Count the evaluations that come after a step, the last step's included."""
     settings, end = recipe.evaluation, recipe.total_steps
     tokens, end_tokens = (recipe.batches.first_of(each) * recipe.data.sequence_length for each in (step, end))
-    counts = multiples_between(settings.every_steps, step, end), multiples_between(settings.every_tokens, tokens, end_tokens)
+    counts = (
+        multiples_between(settings.every_steps, step, end),
+        multiples_between(settings.every_tokens, tokens, end_tokens),
+    )
     return min(max(counts) + 1, end - step)
 
 
@@ -258,7 +257,7 @@ class MetricsLines(TrainingComponent):
         state, ranks = self._state, self._state.runtime.ranks
         refusal = ranks.run_on_rank0(lambda: self._attempts.refusal(state.step))
         if refusal:
-            self._tracker.message(refusal)
+            self._tracker.warn(refusal)
             return None
         ranks.run_on_rank0(lambda: self._attempts.begin(state.step))
         enter_phase("evaluation")

@@ -245,7 +245,7 @@ class Checkpointer(TrainingComponent):
         self._background = None
         for rank, reason in settled.lost.items():
             self._report("saver_lost", f"the saver process of rank {rank} is lost: {reason}", rank=rank, message=reason)
-        self._tracker.message(
+        self._tracker.warn(
             "checkpoints are written by the ranks themselves from here on: training waits for every save"
         )
         self._state.store.clean_up()
@@ -293,7 +293,7 @@ class Checkpointer(TrainingComponent):
     def _report(self, kind: str, text: str, **fields: Any) -> None:
         with suppress(StorageError):  # the disk that failed the checkpoint may fail the event too
             self._tracker.event(kind, **fields)
-        self._tracker.message(text)
+        self._tracker.warn(text)
 
     def _check_failure_limit(self) -> None:
         count = len(self._failures)
