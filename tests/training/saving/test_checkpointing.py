@@ -42,8 +42,8 @@ def assert_same(one, other):
         assert torch.equal(tensor, right[name]), name
 
 
-def test_a_run_of_one_step_is_saved_by_the_saver_process_too(cli, recipe_file, quick, tmp_path):
-    """Also a resumed run whose last step is its first: the save at the end is its first save."""
+def test_a_run_of_one_step_is_saved_too(cli, recipe_file, quick, tmp_path):
+    """Also a resumed run whose last step is its first: the save at the end is its first save, by its own process."""
     short = ["training.steps=2", "schedule.warmup_steps=1"]
     for arguments in (["training.stop_after=1"], []):
         done = cli("train", recipe_file, *quick, *short, *arguments)
@@ -159,7 +159,9 @@ def wait_until(happened):
 
 def test_a_second_signal_ends_the_wait_for_the_last_save_but_not_the_save(recipe_file, quick, tmp_path):
     """The saver is stopped meanwhile: the save does not end before the second signal."""
-    endless = ["checkpoint.every_steps=1000000", "training.steps=1000000"]
+    # 17 M parameters: a smaller run writes its last checkpoint itself.
+    large = ["model.layers=1", "model.intermediate_size=180000", "batch.global_batch=1", "batch.micro_batch=1"]
+    endless = ["checkpoint.every_steps=1000000", "training.steps=1000000", *large]
     # Without a supervisor, which would end the savers too at the second signal.
     process = start(recipe_file, quick, tmp_path, *endless, *fault("slow_disk", 1), "--no-supervisor")
     wait_until(lambda: "step 5/" in (tmp_path / "said").read_text())
