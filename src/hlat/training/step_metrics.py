@@ -153,20 +153,17 @@ def _diverged(state: RunState, problem: str) -> NumericsError:
     return NumericsError(f"{problem}: training has diverged. {good}")
 
 
-def multiples_between(every: int | None, first: int, end: int) -> int:
-    """Count the multiples of ``every`` after ``first`` and before ``end``."""
-    return max(0, (end - 1) // every - first // every) if every else 0
+def multiples_after(every: int | None, first: int, last: int) -> int:
+    """Count the multiples of ``every`` after ``first``, up to ``last``."""
+    return max(0, last // every - first // every) if every else 0
 
 
 def evaluations_after(recipe: Recipe, step: int) -> int:
     """Count the evaluations that come after a step, the last step's included."""
-    settings, end = recipe.evaluation, recipe.total_steps
-    tokens, end_tokens = (recipe.batches.first_of(each) * recipe.data.sequence_length for each in (step, end))
-    counts = (
-        multiples_between(settings.every_steps, step, end),
-        multiples_between(settings.every_tokens, tokens, end_tokens),
-    )
-    return min(max(counts) + 1, end - step)
+    settings, before_last = recipe.evaluation, recipe.total_steps - 1
+    tokens = [recipe.batches.first_of(each) * recipe.data.sequence_length for each in (step, before_last)]
+    count = multiples_after(settings.every_steps, step, before_last), multiples_after(settings.every_tokens, *tokens)
+    return min(max(count) + 1, recipe.total_steps - step)
 
 
 class MetricsLines(TrainingComponent):
@@ -180,6 +177,7 @@ class MetricsLines(TrainingComponent):
         self._has_evaluation = bool(state.evaluation)
         self._attempts = EvaluationAttempts(state.recipe.run_dir)
         self.validation: ValidationResult | None = None  # of the last step, if it evaluated
+        self._has_mfu = True  # of the last line
 
     def write_missing(self) -> None:
         """Write the resumed step's line if the checkpoint has it and the file does not; without times. Collective."""
@@ -227,7 +225,11 @@ class MetricsLines(TrainingComponent):
     def _times(self) -> dict[str, Any]:
         tokens, self._tokens_before = self._state.tokens - self._tokens_before, self._state.tokens
         memory = _memory_metrics(self._state)  # before the timer begins anew: ranks wait for each other
-        return timing_metrics(self._state, tokens, memory, self._reset_timer())
+        times = timing_metrics(self._state, tokens, memory, self._reset_timer())
+        if "mfu" not in times and self._has_mfu and self._state.runtime.ranks.is_first:
+            self._tracker.message("MFU is not known: the device's peak was measured beside other programs")
+        self._has_mfu = "mfu" in times
+        return times
 
     def _log(self, line: dict[str, Any]) -> None:
         if self._state.runtime.ranks.is_first:

@@ -54,7 +54,7 @@ from hlat.training.interruptions import SnapshotClock, report_tier_notes
 from hlat.training.run_state import RunState, SavedCheckpoint, check_nothing_lost
 from hlat.training.saving.corruption_check import CorruptionCheck
 from hlat.training.start import report_damaged
-from hlat.training.step_metrics import check_finite, multiples_between
+from hlat.training.step_metrics import check_finite, multiples_after
 
 
 @contextmanager
@@ -309,7 +309,9 @@ class Checkpointer(TrainingComponent):
 
 def saves_after(recipe: Recipe, step: int) -> int:
     """Count the checkpoints that come after a step, without that of the last step."""
-    return max((multiples_between(every, step, recipe.total_steps) for every in _periods(recipe.checkpoint)), default=0)
+    return max(
+        (multiples_after(every, step, recipe.total_steps - 1) for every in _periods(recipe.checkpoint)), default=0
+    )
 
 
 _SMALL = 16_000_000  # parameters, of which weights, optimizer state and average are a quarter of a gigabyte
