@@ -379,7 +379,7 @@ def _header(state: RunState, parameters: int, device: str) -> list[tuple[str, di
         "folder": str(run),
     }
     head = f"{recipe.run.name}: {parameters:,} parameters, {plural(model.layers, 'layer')}, "
-    lines = [
+    lines: list[tuple[str, dict[str, Any]]] = [
         (f"{head}vocabulary {model.vocab_size:,}", of_model),
         (f"data: {training}{prepared.validation_tokens:,} for validation; {recipe.steps_and_tokens}", of_data),
         (f"run: {recipe.precision.mode} on {device}, {layout}; in {run}", of_run | recipe.parallel.model_dump()),
