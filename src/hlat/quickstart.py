@@ -5,6 +5,7 @@ source text of Python's standard library, which every machine has
 """
 
 import shutil
+import sys
 import sysconfig
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from hlat.config import Recipe, load_recipe
 from hlat.evaluation import Perplexity, Sampling, evaluate_checkpoint, generate_text
 from hlat.reporting import write_report
 from hlat.runtime.errors import LaunchError
-from hlat.tracking import append_samples, show_stages
+from hlat.tracking import append_samples, show_progress, show_stages
 from hlat.training import DataProgress, Outcome, no_progress, run
 
 # No standard-library source written by hand: installed packages, test data with deliberate encoding errors, and
@@ -88,7 +89,8 @@ def run_quickstart(
     if not outcome.finished or outcome.checkpoint is None:
         raise LaunchError(f"stopped at step {outcome.step} ({outcome.reason}). The same command resumes from there.")
     say("evaluating on held-out files ...")
-    evaluation = evaluate_checkpoint(outcome.checkpoint)
+    with show_progress(sys.stdout, say) as progress:
+        evaluation = evaluate_checkpoint(outcome.checkpoint, progress=progress)
     say(
         f"held-out files: loss {evaluation.loss:.3f}, perplexity {evaluation.perplexity:.1f}, "
         f"{evaluation.bits_per_byte:.3f} bits per byte over {evaluation.tokens:,} tokens"

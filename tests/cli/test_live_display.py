@@ -3,6 +3,7 @@
 import os
 import pty
 import random
+import re
 from typing import TextIO
 
 import psutil
@@ -27,12 +28,15 @@ def test_a_run_says_what_it_does_and_leaves_lines_of_text(recipe_file, tiny, tmp
     assert screen.widest < 80, [line for line in screen.drawn if len(line) >= 80]
     assert not SPINNER & set(screen.text) and "━" not in screen.text
     assert screen.cursor_is_free
-    header, data, run, *rest = screen.text.splitlines()
+    text = screen.text.replace("\n  ", " ")  # lines of 80 columns end between words
+    header, data, run, *rest = text.splitlines()
     assert header.startswith("tiny: 45,216 parameters")
     assert data.startswith("data: ") and "40 steps of 256 tokens" in data
     assert run.startswith("run: fp32 on cpu") and str(tmp_path / "run") in run
     rest = [line for line in rest if not line.startswith("data: ")]  # this corpus is small: two notes
-    assert rest[0].startswith("step 20/40  loss ")
+    logged = [line for line in rest if line.startswith("step ")]
+    assert [line.partition("  loss ")[0] for line in logged] == [f"step {step}/40" for step in range(5, 41, 5)]
+    assert "  val " in logged[3] and "mem" not in logged[3]  # 80 columns
     assert [line for line in rest if line.startswith("finished at step 40; validation loss ")]
 
 
@@ -86,9 +90,10 @@ def test_a_resize_and_ctrl_c_leave_messages_only(recipe_file, tiny, tmp_path):
         command.press("\x03")
         assert command.wait() == 130
         screen = command.screen
-    assert "SIGINT: stopping after this step; a second signal stops at once" in screen.text.splitlines()
+    assert "SIGINT: stopping after this step; a second signal stops at once" in screen.text.replace("\n  ", " ")
     assert "(SIGINT); the same command goes on" in screen.text
     assert not SPINNER & set(screen.text) and "eta" not in screen.text
+    assert re.search(r"^step 20/100000  loss \d", screen.text, re.MULTILINE)  # a logged step stays
     assert screen.cursor_is_free
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hlat.hardware import PeakFlops, load_catalog, machine, peak_flops
+from hlat.hardware import PeakFlops, load_catalog, machine, peak_again, peak_flops
 from hlat.hardware.machine import MatmulRate, measure_matmul
 from hlat.model import product_library
 from hlat.model.kernels import matmul
@@ -63,6 +63,19 @@ def test_an_unknown_gpu_is_measured(name: str, as_gpu: Callable[[str], list[torc
     found = peak_flops(CUDA, torch.bfloat16)
     assert measured == [torch.bfloat16]
     assert found == PeakFlops(1.5e12, "measured here: bfloat16 products of 2048 x 2048 by torch")
+
+
+def test_a_peak_that_is_measured_again_is_the_better_one_and_a_published_one_stays(
+    as_gpu: Callable[[str], list[torch.dtype]],
+) -> None:
+    measured = as_gpu("A chip of next year")  # 1.5e12
+    beside = PeakFlops(1e12, "measured here, beside another program")
+    assert peak_again(beside, CUDA, torch.bfloat16).value == 1.5e12
+    better = PeakFlops(2e12, "measured here")
+    assert peak_again(better, CUDA, torch.bfloat16) is better
+    assert len(measured) == 2
+    published = as_gpu("NVIDIA H200")
+    assert peak_again(beside, CUDA, torch.bfloat16) is beside and published == []
 
 
 @pytest.mark.parametrize("fast", [True, False])

@@ -109,6 +109,12 @@ def test_a_run_is_served_through_a_restart_and_every_line_is_json(recipe_file, t
     assert {"start", "step", "checkpoint", "incident", "restart", "resume", "end", "goodput"} <= set(events)
     (incident,) = (record for record in records if record["event"] == "incident")
     assert (incident["rank"], incident["level"], incident["values"]["cause"]) == (0, "error", "SIGKILL")
+    said = [record for record in records if record["event"] == "message"]
+    values = {name: value for record in said for name, value in record["values"].items()}
+    assert (values["parameters"], values["steps"], values["precision"]) == (45216, 1000000, "fp32"), values
+    for record in said:
+        if record["message"].startswith("warning: "):
+            assert record["level"] == "warning", record
     kept = [json.loads(line)["event"] for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
     assert [event for event in events if event not in ("step", "message", "output")] == kept
 

@@ -2,22 +2,34 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from hlat.config import AnomalyConfig, BatchSchedule
 from hlat.config.load import parse_recipe
 from hlat.data.samples.training_data import Batch
+from hlat.hardware import PeakFlops
 from hlat.model import IGNORED, build
 from hlat.parallel import build_parallel
+from hlat.resilience import AnomalyPolicy
 from hlat.runtime.distributed.join import Runtime
-from hlat.training import accumulate_gradients
+from hlat.training import accumulate_gradients, run_state
+from hlat.training.components import StepResult
 from hlat.training.loop import PhaseTimer
-from hlat.training.step_metrics import TRAINING_PHASES
+from hlat.training.run_state import RunState
+from hlat.training.step_metrics import TRAINING_PHASES, evaluations_after, report_anomaly
 from hlat.training.validation.losses import SingleProcessModel, validate
 
 CPU = torch.device("cpu")
+UTILIZATIONS = [  # further measurements of the peak, rank 0 or not, utilization of a step of 2000 FLOP/s
+    pytest.param([4000.0], True, [0.5, 0.5, 0.5, 0.5], id="better at once"),
+    pytest.param([1500.0, 2200.0, 2600.0], True, [None, 2000 / 2200, 2000 / 2600, 2000 / 2600], id="slowly better"),
+    pytest.param([1000.0, 1000.0, 1000.0], True, [None, None, None, None], id="never better"),
+    pytest.param([], False, [None, None, None, None], id="not recorded"),
+]
 MODEL = {"vocab_size": 97, "layers": 2, "hidden_size": 32, "intermediate_size": 96, "heads": 4, "kv_heads": 2}
 
 
@@ -31,6 +43,73 @@ def recipe(micro_batch):
             "precision": {"mode": "fp32"},
         }
     )
+
+
+@pytest.mark.parametrize(("peaks", "first", "expected"), UTILIZATIONS)
+def test_no_utilization_is_above_one(peaks, first, expected, monkeypatch):
+    """A peak that was measured beside another program is measured again, by rank 0, three times at most."""
+    left = list(peaks)
+    monkeypatch.setattr(run_state, "peak_again", lambda before, *_: PeakFlops(left.pop(0), "measured here"))
+    state = SimpleNamespace(
+        recipe=recipe(32),
+        peak=PeakFlops(1000.0, "measured here"),
+        peak_tries=0,
+        runtime=SimpleNamespace(world=2, device=CPU, ranks=SimpleNamespace(is_first=first)),
+        _flops_per_token={"mfu": 80.0, "mfu_full": 100.0},  # 20 tokens a second are 800 and 1000 FLOP/s a device
+    )
+    found = [RunState.utilization(state, tokens) for tokens in (10.0, 40.0, 40.0, 40.0, 40.0)]
+    assert found[0] == {"mfu": 0.4, "mfu_full": 0.5}
+    assert [each.get("mfu_full") for each in found[1:]] == expected
+    assert all(value <= 1.0 for each in found for value in each.values())
+
+
+@pytest.mark.parametrize(
+    "changes", [[], ["evaluation.every_steps=4"], ["evaluation.every_tokens=1300", "evaluation.every_steps=null"]]
+)
+def test_evaluations_to_come_are_those_that_happen(changes):
+    """Counted step by step: at the multiples of either field, and at the end."""
+    run = parse_recipe(recipe(32).model_dump(mode="json"), overrides=["training.steps=23", *changes], world=1)
+    every, tokens = run.evaluation.every_steps, run.evaluation.every_tokens
+    happen = [
+        step
+        for step in range(1, 24)
+        if step == 23 or (every and step % every == 0) or (tokens and step * 512 // tokens > (step - 1) * 512 // tokens)
+    ]
+    for step in range(23):
+        assert evaluations_after(run, step) == sum(each > step for each in happen), step
+
+
+def test_an_anomaly_is_one_plain_sentence_and_its_event_has_the_values():
+    policy, tracker = AnomalyPolicy(AnomalyConfig(window=16), BatchSchedule(8), 64), RecordingTracker()
+    for step in range(1, 34):
+        policy.check(step, (step - 1) * 8, 4.2, 0.52 + 0.01 * (step % 3))
+    for step, loss, norm, words in (
+        (34, 4.2, 10.7131, "gradient norm 10.7, usually 0.53; clipped and applied"),
+        (35, 9.3061, 0.5, "loss 9.31, usually 4.2; applied"),
+        (36, math.nan, 0.5, "loss nan, gradient norm 0.5; not applied"),
+    ):
+        verdict = policy.check(step, (step - 1) * 8, loss, norm)
+        result = StepResult(torch.tensor(loss), torch.tensor(norm), 1e-3, verdict)
+        ranks = SimpleNamespace(all_reduce_sum=lambda tensor: tensor)
+        state = SimpleNamespace(
+            recipe=recipe(32), step=step, last_batch=None, saved=None, runtime=SimpleNamespace(ranks=ranks)
+        )
+        report_anomaly(state, result, tracker)
+        assert tracker.warnings[-1] == f"step {step}: {words}"
+        event = tracker.events[-1]
+        assert (event["samples"], event["clip_norm"]) == ([(step - 1) * 8, step * 8], 1.0)
+        assert event["grad_norm"] == pytest.approx(norm) and event["window"]["norm_median"] == pytest.approx(0.53)
+
+
+class RecordingTracker:
+    def __init__(self):
+        self.events, self.warnings = [], []
+
+    def event(self, kind, /, **fields):
+        self.events.append(fields)
+
+    def warn(self, text):
+        self.warnings.append(text)
 
 
 def batch_of(generator, ignored=False):

@@ -17,7 +17,7 @@ import typer
 import hlat
 from hlat.cli.options import HardwareOption, JsonOption, check_outputs, write_output
 from hlat.cli.terminal import OverridesArgument, RecipeArgument, ready, say, whole_number
-from hlat.runtime.terminal import escape_name
+from hlat.runtime.terminal import escape_name, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -185,7 +185,7 @@ def say_units(clusters: "Iterable[Cluster]") -> None:
 
 
 def _say_plans(found: "ClusterComparison", *, as_json: bool, words: bool) -> None:
-    from hlat.planner import comparison_lines, plan_lines, plan_words, wrapped
+    from hlat.planner import comparison_lines, plan_lines, plan_words
 
     if as_json:
         content = found.to_dict()

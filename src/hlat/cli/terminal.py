@@ -86,9 +86,9 @@ def ready(*, hears_sigterm: bool = False, works: bool = False) -> None:
         typer.echo(line, err=True)
 
 
-def say(text: str = "") -> None:
+def say(text: str = "", level: str = "info") -> None:
     """Print text to standard output, control characters as escapes: everything that verbs print goes through here."""
-    typer.echo(json_line("message", text) if prints_json() else escape_controls(text))
+    typer.echo(json_line("message", text, level=level) if prints_json() else escape_controls(text))
 
 
 def complain(message: str, level: str = "warning") -> None:
@@ -101,7 +101,7 @@ def complain(message: str, level: str = "warning") -> None:
 def show_notes(notes: "Iterable[SettingNote]") -> None:
     """Print notes and warnings about settings, a line each."""
     for note in notes:
-        say(f"{note.kind}: {note}")
+        say(f"{note.kind}: {note}", "warning" if note.kind == "warning" else "info")
 
 
 def say_above(text: str) -> None:

@@ -20,7 +20,9 @@ __getattr__ = lazily(
         "cluster": (
             "Cluster HOST_SHARE Per Site StorageRate close_names no_price parse_cluster parse_site with_network"
         ),
-        "machine": "MeasuredMachine PeakFlops device_chip measure_machine measure_matmul peak_flops published_flops",
+        "machine": (
+            "MeasuredMachine PeakFlops device_chip measure_machine measure_matmul peak_again peak_flops published_flops"
+        ),
         "prices": "GIVEN OWN parse_quote quotes_text with_prices_of with_quote with_quotes",
     },
 )

@@ -49,6 +49,14 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> PeakFlops:
     return published_flops(device, dtype) or _measured(device, dtype)
 
 
+def peak_again(before: PeakFlops, device: torch.device, dtype: torch.dtype) -> PeakFlops:
+    """Return the better of a measured peak and a new measurement; a published one as it is."""
+    # The first may have shared the device with another program.
+    return (
+        before if published_flops(device, dtype) else max(before, _measured(device, dtype), key=lambda peak: peak.value)
+    )
+
+
 def published_flops(device: torch.device, dtype: torch.dtype) -> PeakFlops | None:
     """Published peak of one device; None if the catalog has no figure for exactly this chip and dtype."""
     catalog = load_catalog()

@@ -127,7 +127,8 @@ def accepted_run(
     recipe = report.recipe
     voice.accepted(recipe)
     for note in report.notes if all_notes else report.before_training:
-        voice.say(f"{note.kind}: {note}")
+        tell = voice.complain if note.kind == "warning" else voice.say
+        tell(f"{note.kind}: {note}")
     check_extensions(recipe)
     with metrics_server(recipe, voice.say) as observe:
         yield recipe, Supervision(recipe.run_dir, recipe.recovery, voice, observe)

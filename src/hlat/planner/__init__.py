@@ -45,7 +45,7 @@ __getattr__ = lazily(
         "report.comparison": "ClusterComparison compare_clusters comparison_lines",
         "report.explanation": "plan_words",
         "report.html_report": "chrome_trace html_page",
-        "report.terminal": "WIDE command_lines plan_lines wrapped",
+        "report.terminal": "WIDE command_lines plan_lines",
         "search": "LayoutPrediction USABLE_MEMORY_SHARE predict_layout timeline workload_columns",
     },
 )

@@ -29,7 +29,7 @@ from hlat.planner.problem.devices import comparison_note
 from hlat.planner.problem.layouts import Candidate, candidates, layout_text
 from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.problem.request import PlanRequest, resolve_request
-from hlat.planner.report.terminal import table_lines, wrapped
+from hlat.planner.report.terminal import table_lines
 from hlat.planner.search import (
     USABLE_MEMORY_SHARE,
     LayoutPrediction,
@@ -41,6 +41,7 @@ from hlat.planner.search import (
 )
 from hlat.runtime.errors import PlanError
 from hlat.runtime.quantities import short_count
+from hlat.runtime.terminal import wrapped
 
 _TOKENS, _SEQUENCE, _GLOBAL_BATCH = 1_800_000_000_000, 4096, 1024  # HLAT's runs, arXiv 2404.10630
 _MOST_CELLS = 64

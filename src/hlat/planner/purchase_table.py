@@ -26,8 +26,9 @@ from hlat.planner.report.explanation import (
     price_sentence,
     storage_sentence,
 )
-from hlat.planner.report.terminal import table_lines, wrapped
+from hlat.planner.report.terminal import table_lines
 from hlat.runtime.quantities import rounded_text, short_count, usd_text
+from hlat.runtime.terminal import wrapped
 
 LAW = "law: Hoffmann 2022, approach 3, constants of Besiroglu 2024; D tokens, N parameters, all counted"
 

@@ -140,7 +140,7 @@ class AnomalyPolicy:
         # A run that skips all the time no longer trains.
         if action != "stop" and self._budget_used(step) >= self._config.budget:
             reason += (
-                f"; {self._config.budget} steps were skipped or rolled back within {self._config.window} steps, the "
+                f". {self._config.budget} steps were skipped or rolled back within {self._config.window} steps, the "
                 "limit of anomalies.budget"
             )
             return StepVerdict("stop", kind, reason, batch, statistics)
@@ -216,11 +216,7 @@ class AnomalyPolicy:
             center, deviation = center_and_scale(window, tokens)
             # Only above: a loss that falls is no anomaly.
             if value - center > self._config.threshold * deviation:
-                distance = f"{(value - center) / deviation:.1f}" if deviation else "infinitely many"
-                return kind, (
-                    f"{name} {value:.6g} is {distance} robust standard deviations ({deviation:.3g}) above the median "
-                    f"{center:.6g} of the last {len(window)} applied steps"
-                )
+                return kind, f"{name} {value:.3g}, usually {center:.2g}"  # the verdict's window has the numbers
         return "", ""
 
     def _statistics(self, tokens: int) -> dict[str, float]:

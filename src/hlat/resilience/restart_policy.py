@@ -99,9 +99,8 @@ class RestartPolicy:
     def _livelock_message(self, failure: Failure) -> str:
         return (
             f"given up: each of the last {self.meagre} attempts gained one checkpoint at most and then failed by "
-            f"itself, lately by {failure.kind}: restarts would go on like that. Remove the cause (events `incident` of "
-            "events.jsonl), or save more often than it fails (checkpoint.every_steps, checkpoint.local); the same "
-            "command resumes"
+            f"itself, lately by {failure.kind}. Remove the cause (events `incident` of events.jsonl), or save more "
+            "often (checkpoint.every_steps, checkpoint.local); the same command resumes"
         )
 
     def _record_progress(self, failure: Failure) -> None:

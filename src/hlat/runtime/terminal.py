@@ -23,6 +23,7 @@ import re
 import select
 import shutil
 import sys
+import textwrap
 import threading
 import time
 import weakref
@@ -114,6 +115,22 @@ def terminal_below(stream: TextIO) -> TextIO:
     """Return the stream whose control characters are not escaped: that of the terminal itself."""
     below: TextIO = getattr(stream, "rich_proxied_file", stream)
     return below
+
+
+def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
+    """Break a sentence at spaces into lines of a width, all but the first indented; longer words stay whole."""
+    found = textwrap.wrap(text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return found or [""]
+
+
+def _in_columns(text: str, width: int) -> str:
+    lines = []
+    for line in text.splitlines():
+        words = line.lstrip()
+        before = len(line) - len(words)
+        fits = len(line) <= width or before + 2 >= width
+        lines += [line] if fits else [" " * before + each for each in wrapped(words, width - before, 2)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def plural(count: int, noun: str) -> str:
@@ -263,7 +280,8 @@ class BottomLine:
             while not ended and not self._takes_output():  # Ctrl-S: nothing is lost until it goes on
                 more, ended = self._waiting()
                 above += more
-            line = "" if ended and not self._leaves else self._render(max(1, _columns(self._stream) - 1))
+            line = "" if ended and not self._leaves else self._render(max(1, columns(self._stream) - 1))
+            above = _in_columns(above, columns(self._stream))
             self._write(f"{_ERASE}{above}{line}\r" if above else f"\r{line}\x1b[J\r")
             if ended:
                 return
@@ -373,7 +391,8 @@ def takes_output(descriptor: int, seconds: float | None) -> bool:
     return bool(poll.poll(None if seconds is None else seconds * 1000))  # errors and hang-ups are answers too
 
 
-def _columns(stream: TextIO) -> int:
+def columns(stream: TextIO) -> int:
+    """Return the width of a terminal."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):

@@ -30,6 +30,6 @@ __getattr__ = lazily(
             "EventLog GeneratedText MetricsFile SAMPLES_NAME append_samples metrics_table read_events "
             "read_last_metrics read_metrics read_samples"
         ),
-        "tracker": "LogStream OtherRankTracker Tracker open_tracker",
+        "tracker": "LAST_SAVE LogStream OtherRankTracker Tracker open_tracker",
     },
 )

@@ -2,7 +2,7 @@
 
 metrics --named_values, duration, rate, size--> text for people
 metrics, eta -> one line per logged step           (plain: files, pipes, schedulers)
--> one line at the bottom with the same values, a line per validation   (rich: terminals)
+-> the same lines, and one at the bottom that every step and pause redraws   (rich: terminals)
 fields, each with its rank --fit--> the columns of the terminal: the least important are left out
 -> one JSON object per step, message and event   (json: log collectors, docs/operators.md)
 """
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TextIO
 
 from rich.cells import cell_len, set_cell_size
@@ -21,7 +22,7 @@ from rich.cells import cell_len, set_cell_size
 from hlat.config import TrackingConfig
 from hlat.runtime.logs import json_line, print_json_lines
 from hlat.runtime.progress import observe_stages
-from hlat.runtime.terminal import BottomLine, draws_lines, escape_controls, open_line, spinner, writes_unicode
+from hlat.runtime.terminal import BottomLine, columns, draws_lines, escape_controls, open_line, spinner, writes_unicode
 from hlat.tracking.jsonl import to_json_value
 from hlat.tracking.records import Metrics
 
@@ -94,12 +95,15 @@ class Field:
     style: str = ""  # parameters of the terminal's colour sequence (SGR), such as "32"; empty for none
 
 
-def fit(fields: Sequence[Field], width: int, *, colour: bool = False) -> str:
-    """Join fields by two spaces; leave out the least important until they fit, and cut the last one that is left."""
+def fit(fields: Sequence[Field], width: int, *, colour: bool = False, keeps: int = -1) -> str:
+    """Join fields by two spaces; leave out the least important until they fit, and cut the last one that is left.
+
+    Fields up to the rank ``keeps`` are neither left out nor cut.
+    """
     kept = [field for field in fields if field.text]
-    while len(kept) > 1 and _columns(kept) > width:
+    while len(kept) > 1 and _columns(kept) > width and max(field.rank for field in kept) > keeps:
         kept.remove(max(kept, key=lambda field: field.rank))
-    if _columns(kept) > width:
+    if _columns(kept) > width and keeps < 0:
         return set_cell_size(kept[0].text, width).rstrip()
     return "  ".join(f"\x1b[{f.style}m{f.text}\x1b[0m" if colour and f.style else f.text for f in kept)
 
@@ -140,17 +144,23 @@ def event_line(kind: str, fields: Mapping[str, Any], rank: int | None) -> str:
     return json_line(kind, message, level=level, rank=about, step=fields.get("step"), values=values_)
 
 
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
 class Console:
     """Display of a run on rank 0: this one shows nothing, others lines, a line at the bottom of a terminal, or JSON."""
 
     def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
         """Show a logged step."""
 
-    def step(self, step: int, total_steps: int, eta_seconds: float | None) -> None:
-        """Show that a step is done, logged or not."""
+    def step(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
+        """Show that a step is done, logged or not; ``metrics`` are those known of every step."""
 
-    def message(self, text: str) -> None:
-        """Show a line of text."""
+    def pause(self, name: str, *, share: float | None = None, seconds: float | None = None) -> None:
+        """Show work between steps, "" at its end: the share that is done, or the seconds that it took before."""
+
+    def message(self, text: str, values: Mapping[str, Any] = _NOTHING) -> None:
+        """Show a line of text, or what it says as values, on a console for programs."""
 
     def warning(self, text: str) -> None:
         """Show a line that asks for attention, also where only such lines are shown."""
@@ -182,8 +192,8 @@ class JsonConsole(_LineConsole):
         text = f"{progress(metrics['step'], total_steps, eta_seconds)}  {values(metrics)}"
         self._print(json_line("step", text, rank=0, step=found.pop("step"), values=to_json_value(found)))
 
-    def message(self, text: str) -> None:
-        self._print(json_line("message", text, rank=0))
+    def message(self, text: str, values: Mapping[str, Any] = _NOTHING) -> None:
+        self._print(json_line("message", text, rank=0, values=to_json_value(values)))
 
     def warning(self, text: str) -> None:
         self._print(json_line("message", text, rank=0, level="warning"))
@@ -252,38 +262,66 @@ class PlainConsole(_LineConsole):
     def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
         self.message(f"{progress(metrics['step'], total_steps, eta_seconds)}  {values(metrics)}")
 
-    def step(self, step: int, total_steps: int, eta_seconds: float | None) -> None:
+    def step(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
+        self._say_if_quiet(f"{progress(metrics['step'], total_steps, eta_seconds)}  {values(metrics)}")
+
+    def pause(self, name: str, *, share: float | None = None, seconds: float | None = None) -> None:
+        if share is not None:
+            self._say_if_quiet(f"{name} {share:.0%}")
+
+    def _say_if_quiet(self, text: str) -> None:
         # A run whose steps are logged rarely must not look dead.
         if self._clock() - self._said_at >= _QUIET_SECONDS:
-            self.message(progress(step, total_steps, eta_seconds))
+            self.message(text)
 
-    def message(self, text: str) -> None:
+    def message(self, text: str, values: Mapping[str, Any] = _NOTHING) -> None:
         self._said_at = self._clock()
         self._print(escape_controls(text))
 
 
-_RANKS = {"loss": 2, "tokens_per_second": 3, "mfu": 4, "grad_norm": 6, "lr": 8, "memory_bytes": 9}
-"""Places of metrics in the order of importance; others, such as scores of tasks, come before the last two."""
-_STEP, _ETA, _SHARE, _BAR, _OTHERS = 0, 1, 5, 7, 7
+_RANKS = {"loss": 2, "tokens_per_second": 4, "mfu": 5, "grad_norm": 6, "lr": 8, "memory_bytes": 9}
+"""Places of metrics in the order of importance."""
+_STEP, _ETA, _PAUSE, _KEPT, _SHARE, _BAR, _OTHERS = 0, 1, 2, 3, 5, 7, 7
 _BAR_COLUMNS = 8
 _GREEN = "32"
+LEAST_SHARE = 0.05  # of work done, below which its time left is not estimated
+
+
+def time_left(share: float, seconds: float) -> float | None:
+    """Seconds left of work of which a share took some seconds; None while too little is done to tell."""
+    return seconds * (1.0 - share) / share if share >= LEAST_SHARE else None
+
+
+class _Pause:
+    """Work between steps that is shown: its name, when it began, and how far it is."""
+
+    def __init__(self, name: str, begin: float, expected: float | None) -> None:
+        self.name, self._begin, self._expected = name, begin, expected
+        self.share: float | None = None  # None if it does not report how far it is
+
+    def left(self, now: float) -> float | None:
+        if self.share is not None:
+            return time_left(self.share, now - self._begin)
+        return None if self._expected is None else max(0.0, self._expected - (now - self._begin))
+
+    def text(self, now: float) -> str:
+        return f"{self.name} {now - self._begin:.0f} s" if self.share is None else f"{self.name} {self.share:.0%}"
 
 
 class ProgressBarConsole(Console):
-    """Line at the bottom of a terminal with step, time left and the last logged values; messages scroll above it."""
+    """Line at the bottom of a terminal with step, time left and the last values; logged steps scroll above it."""
 
     def __init__(
         self, stream: TextIO, *, total_steps: int, start_step: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._stream, self._clock, self._begin = stream, clock, clock()
+        self._stream, self._clock = stream, clock
         self._step, self._total = start_step, total_steps
-        self._eta: float | None = None
-        self._started = False
-        self._metrics: Metrics = {}
-        self._last_line = ""
+        self._ends_at: float | None = None  # estimated, on the clock
+        self._metrics: dict[str, Any] = {}
         # Until the first step is done there is no pace: the line shows what is being waited for.
-        self._stage, self._observing = "first step", ExitStack()
-        self._observing.enter_context(observe_stages(self._enter_stage))
+        self._pause: _Pause | None = _Pause("first step", clock(), None)
+        self._observing = ExitStack()
+        self._observing.enter_context(observe_stages(lambda name: self.pause(name) if name else None))
         line = open_line()
         if line is None:
             line = BottomLine(stream, self.render)
@@ -292,44 +330,46 @@ class ProgressBarConsole(Console):
         self._line = line
 
     def log(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
-        step = metrics["step"]
-        text, self._last_line = f"step {step}/{total_steps}  {values(metrics)}", ""
-        # Validation is rare: its line stays, and other steps only change the line at the bottom.
-        if any(key.startswith(("val", "task/")) for key in metrics):
-            self.message(text)
-        else:
-            self._last_line = text
-        self._metrics = metrics
-        self.step(step, total_steps, eta_seconds)
+        # Each logged step stays, so that the terminal still has the history of a run that was killed. Losses of
+        # validations and scores of tasks are never left out.
+        fields = [Field(f"step {metrics['step']}/{total_steps}", _STEP), *_value_fields(metrics, _KEPT)]
+        self.message(fit(fields, columns(self._stream), keeps=_KEPT))
+        self._metrics = {}
+        self.step(metrics, total_steps, eta_seconds)
 
-    def step(self, step: int, total_steps: int, eta_seconds: float | None) -> None:
-        self._step, self._total, self._eta, self._started = step, total_steps, eta_seconds, True
+    def step(self, metrics: Metrics, total_steps: int, eta_seconds: float | None) -> None:
+        self._step, self._total, self._pause = metrics["step"], total_steps, None
+        self._ends_at = None if eta_seconds is None else self._clock() + eta_seconds
+        self._metrics |= metrics
+
+    def pause(self, name: str, *, share: float | None = None, seconds: float | None = None) -> None:
+        if self._pause is None or self._pause.name != name:
+            self._pause = _Pause(name, self._clock(), seconds) if name else None
+        if self._pause is not None:
+            self._pause.share = share
 
     def render(self, width: int) -> str:
-        share = self._step / self._total
+        now, share, pause = self._clock(), self._step / self._total, self._pause
+        left = None if self._ends_at is None else max(0.0, self._ends_at - now)
+        if pause is not None and not left:
+            left = pause.left(now)  # its first time, which the time left of the run does not have
         fields = [
             Field(bar(share, _BAR_COLUMNS, self._stream), _BAR, _GREEN),
             Field(f"{spinner(self._stream)} step {self._step}/{self._total}", _STEP),
             Field(f"{share:.1%}", _SHARE),
+            Field(pause.text(now) if pause is not None else "", _PAUSE),
+            Field("" if pause and left is None else f"eta {'-' if left is None else duration(left)}", _ETA),
+            *_value_fields(self._metrics, _OTHERS),
         ]
-        if self._started:
-            eta = "-" if self._eta is None else duration(self._eta)
-            fields.append(Field(f"eta {eta}", _ETA))
-        else:
-            fields.append(Field(f"{self._stage} {self._clock() - self._begin:.0f} s", _ETA))
-        fields += [Field(text, _RANKS.get(name, _OTHERS)) for name, text in named_values(self._metrics)]
         return fit(fields, width, colour=has_colour())
 
-    def message(self, text: str) -> None:
+    def message(self, text: str, values: Mapping[str, Any] = _NOTHING) -> None:
         self._line.print(text)
 
     def close(self) -> None:
-        if self._last_line:
-            self.message(self._last_line)
-            self._last_line = ""
         self._observing.close()
         self._line.close()
 
-    def _enter_stage(self, name: str) -> None:
-        if name:
-            self._stage, self._begin = name, self._clock()
+
+def _value_fields(metrics: Metrics, others: int) -> list[Field]:
+    return [Field(text, _RANKS.get(name, others)) for name, text in named_values(metrics)]

@@ -10,6 +10,7 @@ Bytes are those of the files, of which a compressed one has fewer than its text:
 way. The speed is the mean since the stage began.
 """
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,16 @@ from typing import TextIO
 from hlat.config import TrackingConfig
 from hlat.runtime.progress import observe_stages
 from hlat.runtime.terminal import BottomLine, StageLine, draws_lines, open_line, spinner
-from hlat.tracking.console import Field, bar, console_kind, duration, fit, has_colour, shows_progress
+from hlat.tracking.console import (
+    LEAST_SHARE,
+    Field,
+    bar,
+    console_kind,
+    duration,
+    fit,
+    has_colour,
+    shows_progress,
+)
 
 _WORTH_SAYING = 2.0  # seconds
 
@@ -62,8 +72,13 @@ def _show_stage(line: BottomLine, name: str) -> None:
         line.show(StageLine(name))
 
 
-COUNTED = {"train tokenizer": "merges"}
+COUNTED = {"count words": "characters", "train tokenizer": "merges"}
 """Stages that do not report bytes, and what they count."""
+_EARLY_MERGES = 150
+"""Merge after which merges take half the time of the first ones, about. The most frequent pairs come first, and a merge
+takes time in proportion to the places of its pair: of corpora of 1 to 10 MB and vocabularies of 2,000 to 16,000, 5 % of
+the merges took 23 to 46 % of the time. So work is counted as the logarithm of the merges.
+"""
 _BATCHES = "micro-batches"
 
 _SECONDS_BETWEEN_LINES = 5.0
@@ -83,8 +98,9 @@ class DataProgress:
         self._first, self._begin = 0, clock()
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        if stage != self._stage:
-            # What was done before, by an interrupted preparation, does not count for the speed.
+        if stage != self._stage or (total and not self._total):
+            # What was done before, by an interrupted preparation, does not count for the speed; nor does the time in
+            # which the amount was unknown.
             self._stage, self._first, self._begin = stage, done, self._clock()
         self._done, self._total = done, total
 
@@ -122,9 +138,13 @@ class DataProgress:
         return f"{(self._done - self._first) / seconds / _MB:,.1f} MB/s"
 
     def _left(self, seconds: float) -> str:
-        if self._done <= self._first:
+        if self._done - self._first < max(1, LEAST_SHARE * (self._total - self._first)):
             return "-"
-        return duration(seconds * (self._total - self._done) / (self._done - self._first))
+        first, done, total = map(self._work, (self._first, self._done, self._total))
+        return duration(seconds * (total - done) / (done - first))
+
+    def _work(self, count: int) -> float:
+        return math.log1p(count / _EARLY_MERGES) if COUNTED.get(self._stage) == "merges" else count
 
 
 @contextmanager

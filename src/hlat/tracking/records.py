@@ -59,7 +59,7 @@ Metrics = Mapping[str, Any]
 | ``grad_norm``, ``param_norm`` | global L2 norms: of the gradient before clipping, of the parameters after the step |
 | ``lr`` | learning rate of this step |
 | ``tokens_per_second`` | training rate since the line before, without validation and checkpoints |
-| ``mfu``, ``mfu_full`` | share of the peak FLOP/s, attention counted as causal, and counted in full |
+| ``mfu``, ``mfu_full`` | share of the peak FLOP/s, attention counted as causal, and in full; never above 1 |
 | ``memory_bytes`` | peak memory so far, of the rank that used most: tensors on an accelerator, the process on a CPU |
 | ``memory_reserved_bytes`` | peak of what torch's allocator has taken from the accelerator, gaps included |
 | ``memory_retries`` | times that it had to give memory back before it found room, of the rank with most |

@@ -9,10 +9,9 @@ in a Python program: console --write--> LogStream --lines--> logging, logger "hl
 import io
 import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -20,6 +19,7 @@ from typing import Any, Self, TextIO
 from hlat.config import BatchSchedule, TrackingConfig
 from hlat.runtime.errors import StorageError
 from hlat.runtime.process import lost_output
+from hlat.runtime.progress import observe_phases
 from hlat.runtime.terminal import escape_controls, plural
 from hlat.runtime.urls import redact, redact_json
 from hlat.tracking.console import Console, make_console
@@ -32,20 +32,65 @@ EQUAL_STEPS = BatchSchedule(1)
 """Steps of one sample each, if the sizes of batches do not matter."""
 
 
-class Eta:
-    """Estimator of the time left, from the pace since the oldest of the recent marks."""
+_BREAKS = {"evaluation": "validation", "checkpoint": "saving", "saving": "saving"}
+"""Phases between steps, and what a person is told of them."""
+LAST_SAVE = "last save"  # nothing hides its time, as steps hide that of earlier ones
 
-    def __init__(self, total_steps: int, clock: Callable[[], float], batches: BatchSchedule = EQUAL_STEPS) -> None:
-        self._total, self._batches = total_steps, batches
-        self._clock = clock
-        # The first mark comes after the first step, which compiles, allocates and warms caches. Validation and
-        # checkpoints between marks count, because they will recur.
+Breaks = Mapping[str, Callable[[int], int]]
+"""How many breaks of each kind (a value of ``_BREAKS``, or ``LAST_SAVE``) come after a step."""
+
+_RECENT = 10  # steps whose speed is shown
+
+
+class Eta:
+    """Estimator of the time left: steps to come at their recent pace, and breaks to come, each as long as the last."""
+
+    def __init__(
+        self,
+        total_steps: int,
+        clock: Callable[[], float],
+        batches: BatchSchedule = EQUAL_STEPS,
+        breaks: Breaks | None = None,
+    ) -> None:
+        self._total, self._batches, self._clock = total_steps, batches, clock
+        self._to_come = breaks or {}
+        self._phase, self._since = "", clock()
+        self._paused = 0.0  # seconds of all breaks so far
+        self._open = defaultdict[str, float](float)  # seconds of the present break, by kind
+        self.lasted: dict[str, float] = {}  # seconds of the last break, by kind
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the pace, of steps that are undone or of another process."""
+        # The first mark comes after the first step, which compiles, allocates and warms caches.
         self._marks: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
+        self._recent: deque[tuple[int, float]] = deque([(0, self._stepping())], maxlen=_RECENT + 1)
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase, which ends the one before: the time of breaks is no time of steps."""
+        now, kind = self._clock(), _BREAKS.get(self._phase)
+        if kind is not None:
+            self._paused += now - self._since
+            self._open[kind] += now - self._since
+        self._phase, self._since = phase, now
+
+    def _stepping(self) -> float:
+        return self._clock() - self._paused
+
+    def speed(self, tokens: int) -> float:
+        """Record that a step of so many tokens is done now; return the tokens per second of recent steps."""
+        if len(self._recent) == 2 and not self._recent[0][0]:
+            self._recent.popleft()  # the first step is slow, and counts only while there is no other
+        self._recent.append((tokens, self._stepping()))
+        (_, begin), *rest = self._recent
+        return sum(count for count, _ in rest) / max(self._recent[-1][1] - begin, 1e-9)
 
     def mark(self, step: int) -> float | None:
         """Record that ``step`` is done now; return the seconds left, or None while there is only one mark."""
         if not self._marks or step > self._marks[-1][0]:
-            self._marks.append((step, self._clock()))
+            self._marks.append((step, self._stepping()))
+            self.lasted |= self._open
+            self._open.clear()
         (first_step, first_time), (_, now) = self._marks[0], self._marks[-1]
         if step >= self._total:
             return 0.0
@@ -53,7 +98,8 @@ class Eta:
             return None
         # A step is assumed to take time in proportion to its samples.
         first, last, end = map(self._batches.first_of, (first_step, step, self._total))
-        return (end - last) * (now - first_time) / (last - first)
+        breaks = sum(count(step) * self.lasted.get(kind, 0.0) for kind, count in self._to_come.items())
+        return (end - last) * (now - first_time) / (last - first) + breaks
 
 
 class LogStream(io.TextIOBase):
@@ -87,8 +133,11 @@ class OtherRankTracker:
     def log(self, metrics: Metrics) -> None:
         """Ignored: rank 0 records the metrics."""
 
-    def step_done(self, step: int) -> None:
+    def step_done(self, step: int, loss: float, tokens: int) -> None:
         """Ignored: rank 0 shows the step."""
+
+    def progress(self, work: str, done: int, total: int) -> None:
+        """Ignored: rank 0 shows the progress."""
 
     def event(self, kind: str, /, **fields: Any) -> None:
         """Ignored: rank 0 records the event."""
@@ -96,7 +145,7 @@ class OtherRankTracker:
     def rewind(self, step: int) -> None:
         """Ignored: rank 0 rewinds the metrics."""
 
-    def message(self, text: str) -> None:
+    def message(self, text: str, **values: Any) -> None:
         print(escape_controls(redact(text)), flush=True)  # noqa: T201  (this rank's standard output is its log)
 
     def warn(self, text: str) -> None:
@@ -126,14 +175,15 @@ class Tracker:
         console: Console,
         *,
         total_steps: int,
-        clock: Callable[[], float],
-        batches: BatchSchedule,
+        eta: Eta,
     ) -> None:
         self._metrics, self._events, self._outputs, self._console = metrics, events, list(outputs), console
         self._total_steps = total_steps
-        self._new_eta = partial(Eta, total_steps, clock, batches)
-        self._eta = self._new_eta()
+        self._eta = eta
         self._lost = 0  # lines of output that are known to be lost
+        self._break = ""  # the break that is shown
+        self._observing = ExitStack()
+        self._observing.enter_context(observe_phases(self._enter_phase))
 
     def log(self, metrics: Metrics) -> None:
         """Record the metrics of a step; see ``Metrics`` for the keys."""
@@ -143,10 +193,23 @@ class Tracker:
         eta = self._eta.mark(metrics["step"])
         self._show(lambda console: console.log(metrics, self._total_steps, eta))
 
-    def step_done(self, step: int) -> None:
-        """Show that a step is done, logged or not, and the time left. Reads no value from the device."""
+    def step_done(self, step: int, loss: float, tokens: int) -> None:
+        """Show that a step of so many tokens is done, logged or not, and the time left."""
         eta = self._eta.mark(step)
-        self._show(lambda console: console.step(step, self._total_steps, eta))
+        shown = {"step": step, "loss": loss, "tokens_per_second": self._eta.speed(tokens)}
+        self._show(lambda console: console.step(shown, self._total_steps, eta))
+
+    def progress(self, work: str, done: int, total: int) -> None:
+        """Show how far work between steps is, such as a validation."""
+        self._show(lambda console: console.pause(work, share=done / total))
+
+    def _enter_phase(self, phase: str) -> None:
+        self._eta.enter(phase)
+        found = _BREAKS.get(phase, "")
+        if found != self._break:
+            self._break = found
+            seconds = self._eta.lasted.get(LAST_SAVE if found == "saving" else found)
+            self._show(lambda console: console.pause(found, seconds=seconds))
 
     def ends_before(self, step: int) -> bool:
         """Return True if the last line of metrics is of an earlier step."""
@@ -157,6 +220,8 @@ class Tracker:
         # An event says that something has happened to the steps before it: their lines have to be there.
         self._metrics.sync()
         self._events.append(kind, **fields)
+        if kind == "checkpoint":
+            self._eta.lasted[LAST_SAVE] = fields.get("seconds", 0.0)
         self._show(lambda console: console.event(kind, fields))
         self._report_moved_files()
 
@@ -171,11 +236,11 @@ class Tracker:
         """Drop the metrics of all steps after ``step``, which will be repeated. Events stay: they happened."""
         self._metrics.rewind(step)
         self._feed(lambda output: output.rewind(step))
-        self._eta = self._new_eta()
+        self._eta.restart()
 
-    def message(self, text: str) -> None:
-        """Show a message on the console, without credentials in URLs."""
-        self._show(lambda console: console.message(redact(text)))
+    def message(self, text: str, **values: Any) -> None:
+        """Show a message on the console, without credentials in URLs; ``values`` are what it says, for programs."""
+        self._show(lambda console: console.message(redact(text), values))
 
     def warn(self, text: str) -> None:
         """Show a warning on the console, as ``message`` does; consoles that show warnings only show it too."""
@@ -184,6 +249,7 @@ class Tracker:
     def close(self, failed: bool = False) -> None:
         """Close all outputs, even if closing one of them fails; ``failed`` waits for no hosted tracker."""
         with ExitStack() as stack:
+            stack.callback(self._observing.close)
             stack.callback(self._metrics.close)
             stack.callback(self._events.close)
             stack.callback(self._record_lost_output)
@@ -248,6 +314,7 @@ def open_tracker(
     total_steps: int,
     start_step: int,
     batches: BatchSchedule = EQUAL_STEPS,
+    breaks: Breaks | None = None,
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
     stream: TextIO | None = None,
@@ -256,8 +323,8 @@ def open_tracker(
 ) -> Tracker:
     """Open the outputs of a run, in its existing folder, to continue after ``start_step``.
 
-    ``clock`` is for the time left, ``wall_clock`` (seconds since 1970) for the time of events; ``name`` and ``recipe``
-    (JSON values) are for hosted trackers.
+    ``clock`` and ``breaks`` are for the time left, ``wall_clock`` (seconds since 1970) for the time of events; ``name``
+    and ``recipe`` (JSON values) are for hosted trackers.
 
     Raises:
         LaunchError: the package of a hosted tracker is not installed.
@@ -286,7 +353,8 @@ def open_tracker(
             outputs.append(HostedTracker(field, run, config.flush_seconds))
         # Nothing is left that can fail: from here on the tracker closes what was opened.
         opened.pop_all()
-    tracker = Tracker(metrics, events, outputs, console, total_steps=total_steps, clock=clock, batches=batches)
+    eta = Eta(total_steps, clock, batches, breaks)
+    tracker = Tracker(metrics, events, outputs, console, total_steps=total_steps, eta=eta)
     if metrics.unreadable:
         tracker.message(f"{run_dir / 'metrics.jsonl'}: dropped {plural(metrics.unreadable, 'damaged line')}")
     if tensorboard_error:

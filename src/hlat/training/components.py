@@ -13,6 +13,7 @@ The loop (``hlat.training.loop``) lists its components in order and calls each h
     state of a component that is not there  -> not loaded, and named in ``StateChanges.dropped``
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ class StepResult:
     gradient_norm: torch.Tensor  # before clipping
     learning_rate: float
     verdict: StepVerdict = APPLY
+    loss_read: float = math.nan  # the loss as the verdict has read it: another read would wait for the device again
 
 
 @dataclass(frozen=True)

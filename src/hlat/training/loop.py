@@ -18,6 +18,7 @@ Everything else that happens in a step is a component (``hlat.training.component
 among them. ``_components`` lists them in the order in which they are called.
 """
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -42,7 +43,7 @@ from hlat.runtime.logs import log_path, rank_log
 from hlat.runtime.process import rank_info
 from hlat.runtime.progress import enter_phase, enter_stage, observe_phases
 from hlat.runtime.storage.run_folder import EarlierAttempt, RunFolder, hold_run_folder, open_run_folder
-from hlat.tracking import OtherRankTracker, Tracker, check_installed, open_tracker
+from hlat.tracking import LAST_SAVE, OtherRankTracker, Tracker, check_installed, open_tracker
 from hlat.training.batches import BatchPrefetcher
 from hlat.training.components import ComponentList, LoopStart, StepEnd, StepResult, TrainingComponent
 from hlat.training.interruptions import Deadline, StopRequest, explained_out_of_memory
@@ -50,11 +51,11 @@ from hlat.training.numerics import configure_rounding
 from hlat.training.optional_components import installed_components
 from hlat.training.process import FaultInjection, GarbageCollector, Profiler
 from hlat.training.run_state import DataProgress, RunState, build_run_state, no_progress
-from hlat.training.saving.checkpointing import Checkpointer, background_saver, roll_back, saver_process
+from hlat.training.saving.checkpointing import Checkpointer, background_saver, roll_back, saver_process, saves_after
 from hlat.training.saving.corruption_check import CorruptionCheck
 from hlat.training.saving.exports import WeightExports
 from hlat.training.start import RunOrigin, announce, has_begun, record_attempt, record_early_failure, run_lock
-from hlat.training.step_metrics import MetricsCollection, MetricsLines, report_anomaly
+from hlat.training.step_metrics import MetricsCollection, MetricsLines, evaluations_after, report_anomaly
 from hlat.training.validation.losses import ValidationResult
 
 
@@ -204,6 +205,11 @@ def _open_tracker(state: RunState, stream: TextIO | None) -> Tracker | OtherRank
         total_steps=recipe.total_steps,
         start_step=state.step,
         batches=recipe.batches,
+        breaks={
+            "validation": partial(evaluations_after, recipe) if state.evaluation else lambda step: 0,
+            "saving": partial(saves_after, recipe),
+            LAST_SAVE: lambda step: 1,
+        },
         stream=stream,
         name=recipe.run.name,
         recipe=recipe.model_dump(mode="json"),
@@ -236,6 +242,7 @@ def _train(state: RunState, tracker: Tracker | OtherRankTracker, profile: bool, 
             # Overlaps with the step: the answer is there when it ends.
             stop.start_vote()
             components.before_step()
+            tokens = state.tokens
             result = _training_step(state, prefetcher)
             if result.verdict.action in ("rollback", "stop"):
                 checkpointer.wait_for_save()  # the pending save may become the newest good state
@@ -250,7 +257,7 @@ def _train(state: RunState, tracker: Tracker | OtherRankTracker, profile: bool, 
             is_last = state.step == last_step or stop_reason is not None
             components.after_step(StepEnd(state.step, result, is_last))
             enter_stage("")
-            tracker.step_done(state.step)
+            tracker.step_done(state.step, result.loss_read, state.tokens - tokens)
         components.at_end(result)
         for note in state.data_notes_at_end():  # after the save: a difference may be found as late as this
             tracker.message(f"data: {note}")
@@ -331,10 +338,11 @@ def update(
     """
     enter_phase("reduce")
     loss, norm = model.reduce_loss_and_norm(loss)
-    verdict = APPLY
+    verdict, loss_read = APPLY, math.nan
     if check is not None:
         enter_phase("device")
-        verdict = check(*torch.stack((loss, norm)).tolist())
+        loss_read, norm_read = torch.stack((loss, norm)).tolist()
+        verdict = check(loss_read, norm_read)
     enter_phase("optimizer")
     rate = learning_rate(recipe.schedule, peak=recipe.optimizer.lr, horizon=recipe.horizon_steps, step=step)
     if verdict.applied:
@@ -344,7 +352,7 @@ def update(
         optimizer.step()
     # None instead of zeros: frees the memory, and backward writes gradients without reading them.
     optimizer.zero_grad(set_to_none=True)
-    return StepResult(loss, norm, rate, verdict)
+    return StepResult(loss, norm, rate, verdict, loss_read)
 
 
 class PhaseTimer:

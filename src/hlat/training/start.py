@@ -336,7 +336,9 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     recipe = state.recipe
     parameters = count_parameters(recipe.model).total
     device = backend_of(state.runtime.device).describe(state.runtime.device)
-    for line in (*_header(state, parameters, device), *(_decisions(state) if is_verbose() else ())):
+    for line, values in _header(state, parameters, device):
+        tracker.message(line, **values)
+    for line in _decisions(state) if is_verbose() else ():
         tracker.message(line)
     _report_notes(state, tracker)
     recipe_changes = [{"path": c.path, "old": c.old, "new": c.new} for c in state.recipe_changes]
@@ -356,19 +358,34 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     )
 
 
-def _header(state: RunState, parameters: int, device: str) -> list[str]:
-    """Return the lines that every run begins with, narrower than 80 columns where names allow it."""
+def _header(state: RunState, parameters: int, device: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the lines that every run begins with, narrower than 80 columns where names allow it, and their values."""
     recipe, prepared, model = state.recipe, state.prepared, state.recipe.model
     layout = recipe.parallel.describe(state.model.layout.data) if state.runtime.world > 1 else "1 process"
     training = "" if recipe.data.mode == "online" else f"{prepared.train_tokens:,} tokens, "
-    lines = [
-        f"{recipe.run.name}: {parameters:,} parameters, {plural(model.layers, 'layer')}, "
-        f"vocabulary {model.vocab_size:,}",
-        f"data: {training}{prepared.validation_tokens:,} for validation; {recipe.steps_and_tokens}",
-        f"run: {recipe.precision.mode} on {device}, {layout}; in {recipe.run_dir}",
+    run, init_from = recipe.run_dir, recipe.checkpoint.init_from
+    of_model = {
+        "run": recipe.run.name,
+        "parameters": parameters,
+        "layers": model.layers,
+        "vocab_size": model.vocab_size,
+    }
+    tokens = {"validation_tokens": prepared.validation_tokens, "tokens_per_step": recipe.tokens_per_step}
+    of_data = {"steps": recipe.total_steps, **tokens, **({"train_tokens": prepared.train_tokens} if training else {})}
+    of_run = {
+        "precision": recipe.precision.mode,
+        "device": device,
+        "processes": state.runtime.world,
+        "folder": str(run),
+    }
+    head = f"{recipe.run.name}: {parameters:,} parameters, {plural(model.layers, 'layer')}, "
+    lines: list[tuple[str, dict[str, Any]]] = [
+        (f"{head}vocabulary {model.vocab_size:,}", of_model),
+        (f"data: {training}{prepared.validation_tokens:,} for validation; {recipe.steps_and_tokens}", of_data),
+        (f"run: {recipe.precision.mode} on {device}, {layout}; in {run}", of_run | recipe.parallel.model_dump()),
     ]
-    if recipe.checkpoint.init_from is not None and state.saved is None:
-        lines.append(f"weights: loaded from {recipe.checkpoint.init_from}")
+    if init_from is not None and state.saved is None:
+        lines.append((f"weights: loaded from {init_from}", {"init_from": init_from}))
     return lines
 
 
@@ -421,13 +438,21 @@ def _report_notes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
             "give a larger training.steps"
         )
     elif state.step:
-        tracker.message(f"resumed at step {state.step} of {recipe.total_steps}")
+        text = f"resumed at step {state.step} of {recipe.total_steps}"
+        tracker.message(text, step=state.step, total_steps=recipe.total_steps)
+    _report_changes(state, tracker)
+
+
+def _report_changes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
+    """Say what differs from the run that wrote the checkpoint."""
     for note in state.arithmetic.differences(state.saved_arithmetic) if state.saved_arithmetic is not None else ():
         tracker.message(note)
-    changes = (f"{change.path}: {short(change.old)} -> {short(change.new)}" for change in state.recipe_changes)
-    shown, more = first_of(changes, TABLE_ROWS)
-    for change in filter(None, (*shown, more)):
-        tracker.message(f"changed since the checkpoint: {change}")
+    shown, more = first_of(state.recipe_changes, TABLE_ROWS)
+    for change in shown:
+        text = f"changed since the checkpoint: {change.path}: {short(change.old)} -> {short(change.new)}"
+        tracker.message(text, path=change.path, old=change.old, new=change.new)
+    if more:
+        tracker.message(f"changed since the checkpoint: {more}")
     report_component_changes(state, tracker)
 
 

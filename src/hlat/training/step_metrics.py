@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from hlat.config import Recipe
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.host_collectives import AsyncMax
 from hlat.runtime.errors import NumericsError
@@ -61,8 +62,7 @@ def timing_metrics(state: RunState, tokens: int, memory: dict[str, int], seconds
     rate = tokens / sum(seconds.get(phase, 0.0) for phase in TRAINING_PHASES)
     return {
         "tokens_per_second": rate,
-        "mfu": state.utilization(rate, "causal"),
-        "mfu_full": state.utilization(rate, "full"),
+        **state.utilization(rate),
         **memory,
         "seconds": seconds,
     }
@@ -93,12 +93,7 @@ def _memory_metrics(state: RunState) -> dict[str, int]:
     return {name: most(value) for name, value in found.items()}
 
 
-_ACTIONS = {
-    "warn": "the update is applied",
-    "skip": "the update is not applied",
-    "rollback": "rolling back to the last checkpoint; these samples will be skipped",
-    "stop": "the run stops",
-}
+_ACTIONS = {"warn": "applied", "skip": "not applied", "rollback": "rolling back to the last checkpoint"}
 
 
 def report_anomaly(state: RunState, result: StepResult, tracker: Tracker | OtherRankTracker) -> None:
@@ -106,23 +101,25 @@ def report_anomaly(state: RunState, result: StepResult, tracker: Tracker | Other
     verdict = result.verdict
     if verdict.samples is None:
         return
-    first, stop = verdict.samples
+    loss, norm, clip = float(result.loss), float(result.gradient_norm), state.recipe.optimizer.clip_norm
     tracker.event(
         "anomaly",
         step=state.step,
         kind=verdict.kind,
         action=verdict.action,
-        samples=[first, stop],
+        samples=list(verdict.samples),
         batch_crc32=batch_crc32(state),
-        loss=float(result.loss),
-        grad_norm=float(result.gradient_norm),
+        loss=loss,
+        grad_norm=norm,
+        clip_norm=clip,
         window=dict(verdict.window),
         reason=verdict.reason,
     )
-    where = f"step {state.step}, samples {first} to {stop - 1}"
+    text = f"step {state.step}: {verdict.reason}"
     if verdict.action == "stop":
-        raise _diverged(state, f"{where}: {verdict.reason}")
-    tracker.message(f"{where}: {verdict.reason}: {_ACTIONS[verdict.action]}")
+        raise _diverged(state, text)
+    clipped = "clipped and " if verdict.action == "warn" and clip is not None and norm > clip else ""
+    tracker.warn(f"{text}; {clipped}{_ACTIONS[verdict.action]}")
 
 
 def check_finite(state: RunState, result: StepResult) -> None:
@@ -156,6 +153,19 @@ def _diverged(state: RunState, problem: str) -> NumericsError:
     return NumericsError(f"{problem}: training has diverged. {good}")
 
 
+def multiples_after(every: int | None, first: int, last: int) -> int:
+    """Count the multiples of ``every`` after ``first``, up to ``last``."""
+    return max(0, last // every - first // every) if every else 0
+
+
+def evaluations_after(recipe: Recipe, step: int) -> int:
+    """Count the evaluations that come after a step, the last step's included."""
+    settings, before_last = recipe.evaluation, recipe.total_steps - 1
+    tokens = [recipe.batches.first_of(each) * recipe.data.sequence_length for each in (step, before_last)]
+    count = multiples_after(settings.every_steps, step, before_last), multiples_after(settings.every_tokens, *tokens)
+    return min(max(count) + 1, recipe.total_steps - step)
+
+
 class MetricsLines(TrainingComponent):
     """Evaluates, if the step does, and writes the line of metrics that was collected before the save."""
 
@@ -167,6 +177,7 @@ class MetricsLines(TrainingComponent):
         self._has_evaluation = bool(state.evaluation)
         self._attempts = EvaluationAttempts(state.recipe.run_dir)
         self.validation: ValidationResult | None = None  # of the last step, if it evaluated
+        self._has_mfu = True  # of the last line
 
     def write_missing(self) -> None:
         """Write the resumed step's line if the checkpoint has it and the file does not; without times. Collective."""
@@ -214,7 +225,11 @@ class MetricsLines(TrainingComponent):
     def _times(self) -> dict[str, Any]:
         tokens, self._tokens_before = self._state.tokens - self._tokens_before, self._state.tokens
         memory = _memory_metrics(self._state)  # before the timer begins anew: ranks wait for each other
-        return timing_metrics(self._state, tokens, memory, self._reset_timer())
+        times = timing_metrics(self._state, tokens, memory, self._reset_timer())
+        if "mfu" not in times and self._has_mfu and self._state.runtime.ranks.is_first:
+            self._tracker.message("MFU is not known: the device's peak was measured beside other programs")
+        self._has_mfu = "mfu" in times
+        return times
 
     def _log(self, line: dict[str, Any]) -> None:
         if self._state.runtime.ranks.is_first:
@@ -244,13 +259,13 @@ class MetricsLines(TrainingComponent):
         state, ranks = self._state, self._state.runtime.ranks
         refusal = ranks.run_on_rank0(lambda: self._attempts.refusal(state.step))
         if refusal:
-            self._tracker.message(refusal)
+            self._tracker.warn(refusal)
             return None
         ranks.run_on_rank0(lambda: self._attempts.begin(state.step))
         enter_phase("evaluation")
         result, failure = None, ""
         try:
-            result = state.evaluation.run(state.model)
+            result = state.evaluation.run(state.model, self._tracker.progress)
         # A failure on one rank must not end the run: all ranks learn of it below, and go on.
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"

@@ -24,6 +24,7 @@ recipe = {
     "model": {"vocab_size": 64, "layers": 1, "hidden_size": 32, "intermediate_size": 96, "heads": 4},
     "data": {"path": "none", "sequence_length": 16, "tokenizer": {"train": "char"}},
     "training": {"steps": 9},
+    "checkpoint": {"every_steps": 5},
 }
 try:
     run(parse_recipe(recipe, world=1))

@@ -48,11 +48,11 @@ def test_tokens_between_evaluations(tmp_path):
 def test_an_evaluation_that_raises_is_reported_and_training_goes_on(straight, tmp_path, monkeypatch):
     evaluate, steps = Evaluation.run, []
 
-    def failing(self, model):
+    def failing(self, *arguments):
         steps.append(len(steps))
         if len(steps) == 2:
             raise MemoryError("no memory for the logits")
-        return evaluate(self, model)
+        return evaluate(self, *arguments)
 
     monkeypatch.setattr(Evaluation, "run", failing)
     run(recipe_of(tmp_path))
@@ -66,10 +66,10 @@ def test_an_evaluation_that_raises_is_reported_and_training_goes_on(straight, tm
 def _train_and_die(folder):
     evaluate = Evaluation.run
 
-    def deadly(self, model):
+    def deadly(self, *arguments):
         if (folder / "run" / "metrics.jsonl").read_text().count("\n") == 3:
             os._exit(9)
-        return evaluate(self, model)
+        return evaluate(self, *arguments)
 
     Evaluation.run = deadly
     run(recipe_of(folder))

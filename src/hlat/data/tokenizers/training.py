@@ -3,7 +3,7 @@
     texts --chunks with the smallest hashes--> sample --train_bpe | train_char--> tokenizer.json
 
     parent --lists of texts--> helper process --> tokenizer.json
-           <---- (17, 4096): merges so far, and in total
+           <---- (17, 4096): merges so far, and in total; the texts that it has taken are counted before
 
 The sample consists of as many chunks as fit. So it depends on the texts alone, every chunk has the same chance, and
 memory is bounded by the sample.
@@ -143,6 +143,7 @@ def _chunks(texts: Iterable[str]) -> Iterator[str]:
 
 
 STAGE = "train tokenizer"  # stage of its progress reports, which count merges; the total is 0 until merging begins
+READING = "count words"  # the stage before, which counts characters
 
 _PROGRESS_INTERVAL = 0.2  # seconds between two reports
 _MERGING = "Compute merges"
@@ -156,15 +157,20 @@ def train_bpe_in_process(
 
     ``progress`` is called on this thread. DataError if the process was killed, perhaps because memory ran out.
     """
-    most, merges = vocab_size - BYTES - len(special), (0, 0)
+    most, merges, taken = vocab_size - BYTES - len(special), (0, 0), [0]
+    texts = list(texts)
+    characters = sum(map(len, texts))
     name = "the process that trains the tokenizer"
     process = start_program(f"{__name__}:train_here", vocab_size, special, name=name)
-    writer = threading.Thread(target=_send, args=(process.channel, texts), daemon=True)
+    writer = threading.Thread(target=_send, args=(process.channel, texts, taken), daemon=True)
     writer.start()
     try:
         while not isinstance(found := process.receive(_PROGRESS_INTERVAL), bytes):  # Ctrl-C is handled in between
             merges = found or merges
-            progress(STAGE, merges[0], min(merges[1], most))  # the library's total is the size of the vocabulary
+            if not merges[1] and taken[0] < characters:
+                progress(READING, taken[0], characters)
+            else:
+                progress(STAGE, merges[0], min(merges[1], most))  # the library's total is the size of the vocabulary
         return found
     except PeerEnded as end:
         remedy = "Run again, with a smaller data.tokenizer.train_bytes if it happens again."
@@ -174,8 +180,8 @@ def train_bpe_in_process(
         writer.join()
 
 
-def _send(channel: Channel, texts: Iterable[str]) -> None:
-    """Send lists of texts, then an empty one."""
+def _send(channel: Channel, texts: Iterable[str], taken: list[int]) -> None:
+    """Send lists of texts, then an empty one; ``taken`` counts their characters."""
     together: list[str] = []
     characters = 0
     with suppress(PeerEnded):  # which the parent's main thread tells
@@ -184,6 +190,7 @@ def _send(channel: Channel, texts: Iterable[str]) -> None:
             characters += len(text)
             if characters > _SENT_CHARACTERS:
                 channel.send(together)
+                taken[0] += characters
                 together, characters = [], 0
         if together:
             channel.send(together)

@@ -307,8 +307,7 @@ class Supervisor:
     def _report_slow(self, slow: Straggler) -> None:
         self._events.event("slow_rank", **asdict(slow))
         self._voice.complain(
-            f"rank {slow.rank} is slow: its work for a step takes {slow.factor:.1f} times as long as the others', "
-            f"mostly in {slow.phase}"
+            f"rank {slow.rank} is slow: it works {slow.factor:.1f} times as long as the others, mostly in {slow.phase}"
         )
 
     def _wait(self, seconds: float) -> None:

@@ -2,7 +2,7 @@
 
     plans --plan_lines--> rows of texts, meaning of the marks
     rows of texts, width --table_lines--> lines: columns as wide as their texts, long texts of the last one broken
-    sentence, width --wrapped--> lines; words of a command, width --command_lines--> lines
+    words of a command, width --command_lines--> lines
 
 Several clusters have a table of their choices first, a row each. A wide terminal shows each degree of a layout in a
 column of its own; a narrow one, 80 columns, the layout as ``--layout`` takes it.
@@ -10,7 +10,6 @@ column of its own; a narrow one, 80 columns, the layout as ``--layout`` takes it
 
 import re
 import shlex
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from hlat.planner.problem.devices import comparison_note
 from hlat.planner.problem.layouts import layout_text
 from hlat.planner.report.comparison import pareto_front_of_plans
 from hlat.planner.search import TIE_TOLERANCE, LayoutPrediction
+from hlat.runtime.terminal import wrapped
 
 WIDE = 140
 """Columns of a terminal from which on the wide table is printed."""
@@ -174,7 +174,7 @@ def _broken(text: str, width: int) -> list[str]:
     """Break a text after commas and spaces into pieces of a width; after hyphens too if a word is wider."""
     pieces = [""]
     for word in re.findall(r"[^, -]*[, -]?" if _widest_word(text) > width else r"[^, ]*[, ]?", text):
-        if pieces[-1] and len(pieces[-1]) + len(word.rstrip()) > width:
+        if word.strip() and pieces[-1] and len(pieces[-1]) + len(word.rstrip()) > width:
             pieces.append("")
         pieces[-1] += word
     return [piece.rstrip() for piece in pieces]
@@ -194,10 +194,3 @@ def command_lines(words: Sequence[str], columns: int) -> Iterator[str]:
         else:
             line = f"{line} {word}" if line else word
     yield line
-
-
-def wrapped(text: str, columns: int, indent: int = 0) -> list[str]:
-    """Break a sentence into lines of a width, all but the first indented."""
-    return textwrap.wrap(
-        text, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-    ) or [""]

@@ -2,7 +2,7 @@
 
     checkpoint due --> state --copied to shared memory--> saver process writes it during the next steps --> result is
                                                                                           received after a later step
-                             --> written by this process, if there is no saver (blocking)
+                             --> written by this process, if there is no saver (blocking), or at the end of a small run
     snapshot due ----> state --> the same way, as a snapshot
     end of the run --> state --> as a checkpoint, and waited for
 
@@ -38,7 +38,7 @@ from hlat.checkpoint import (
     save_with_retries,
 )
 from hlat.config import CheckpointConfig, Recipe
-from hlat.model import initialise
+from hlat.model import count_parameters, initialise
 from hlat.resilience import open_saver_progress, record_durable_step, record_saver, reset_durable_step
 from hlat.runtime.errors import StorageError
 from hlat.runtime.helper_process import HelperProcess, start_helper
@@ -54,14 +54,16 @@ from hlat.training.interruptions import SnapshotClock, report_tier_notes
 from hlat.training.run_state import RunState, SavedCheckpoint, check_nothing_lost
 from hlat.training.saving.corruption_check import CorruptionCheck
 from hlat.training.start import report_damaged
-from hlat.training.step_metrics import check_finite
+from hlat.training.step_metrics import check_finite, multiples_after
 
 
 @contextmanager
 def saver_process(recipe: Recipe, rank_info: RankInfo) -> Iterator[HelperProcess | None]:
     """Run this rank's saver process inside the block; yields None if the recipe saves without one."""
     config = recipe.checkpoint
-    if not config.background or not (_periods(config) or config.local):
+    # A process of its own, and its copy of the state, are worth their time only if steps go on meanwhile.
+    needed = config.local is not None or (saves_after(recipe, 0) > 0 if _ends_here(recipe) else _periods(config))
+    if not config.background or not needed:
         yield None
         return
     process = start_helper(
@@ -147,7 +149,7 @@ class Checkpointer(TrainingComponent):
         # The wait may have added a failure. Checked again after the save, which may be the one too many.
         self._check_failure_limit()
         self._check_state(end.result)  # after the wait, so that an error names the newest good state
-        self._save(begin, waited, snapshot=not checkpoint_due)
+        self._save(begin, waited, snapshot=not checkpoint_due, here=end.is_last and _ends_here(self._state.recipe))
         self._check_failure_limit()
         self._snapshots.restart()
         enter_phase("between")
@@ -199,9 +201,9 @@ class Checkpointer(TrainingComponent):
         check_finite(self._state, result)
         self.corruption_check.before_save()
 
-    def _save(self, begin: float, waited: float, snapshot: bool = False) -> None:
+    def _save(self, begin: float, waited: float, *, snapshot: bool, here: bool) -> None:
         content = self._state.content()
-        if self._background is None:
+        if self._background is None or here:
             self._save_blocking(content, snapshot)
             return
         self._background.submit(content, snapshot)
@@ -243,7 +245,7 @@ class Checkpointer(TrainingComponent):
         self._background = None
         for rank, reason in settled.lost.items():
             self._report("saver_lost", f"the saver process of rank {rank} is lost: {reason}", rank=rank, message=reason)
-        self._tracker.message(
+        self._tracker.warn(
             "checkpoints are written by the ranks themselves from here on: training waits for every save"
         )
         self._state.store.clean_up()
@@ -291,7 +293,7 @@ class Checkpointer(TrainingComponent):
     def _report(self, kind: str, text: str, **fields: Any) -> None:
         with suppress(StorageError):  # the disk that failed the checkpoint may fail the event too
             self._tracker.event(kind, **fields)
-        self._tracker.message(text)
+        self._tracker.warn(text)
 
     def _check_failure_limit(self) -> None:
         count = len(self._failures)
@@ -303,6 +305,23 @@ class Checkpointer(TrainingComponent):
             f"{count} saves in a row have failed, as many as checkpoint.failures allows; the last one, of step "
             f"{self._failures[-1].step}: {self._failures[-1].message} {good}"
         )
+
+
+def saves_after(recipe: Recipe, step: int) -> int:
+    """Count the checkpoints that come after a step, without that of the last step."""
+    return max(
+        (multiples_after(every, step, recipe.total_steps - 1) for every in _periods(recipe.checkpoint)), default=0
+    )
+
+
+_SMALL = 16_000_000  # parameters, of which weights, optimizer state and average are a quarter of a gigabyte
+
+
+def _ends_here(recipe: Recipe) -> bool:
+    """Return True if a run is so small that its processes write its last checkpoint themselves."""
+    # By the recipe, so that all ranks decide alike. Nothing overlaps with this save, and a process of low priority
+    # would take as long as the start of the program on a busy machine. An upload belongs to the one who uploads.
+    return count_parameters(recipe.model).total <= _SMALL and recipe.checkpoint.remote is None
 
 
 def _periods(config: CheckpointConfig) -> list[int]:

@@ -42,7 +42,7 @@ class CorruptionCheck(TrainingComponent):
             self._replicas = ReplicaCheck(state.model.local_parameters, state.optimizer, ranks, kept)
         if self._replicas is not None and not self._replicas.has_replicas:
             self._replicas = None
-            tracker.message("integrity: this layout replicates no tensor, so silent corruption cannot be detected")
+            tracker.warn("integrity: this layout replicates no tensor, so silent corruption cannot be detected")
         self._earlier = ranks.run_on_rank0(self._read) if self._replicas is not None else None
         # Nothing can be concluded from another layout, and a step that is over is not repeated.
         if self._earlier is not None and (self._earlier.layout != self._layout or self._earlier.step <= state.step):
@@ -111,7 +111,7 @@ class CorruptionCheck(TrainingComponent):
             "corruption_explained", step=earlier.step, ranks=wrong, hosts=[earlier.hosts[rank] for rank in wrong]
         )
         who = listed(f"rank {rank} on {earlier.hosts[rank]}" for rank in wrong)
-        self._tracker.message(
+        self._tracker.warn(
             f"step {earlier.step} was repeated, and its replicas are equal: "
             + (f"{who} was wrong before" if wrong else "which rank was wrong before is unknown")
         )
@@ -120,7 +120,7 @@ class CorruptionCheck(TrainingComponent):
     def _forget(self, explained: bool) -> None:
         if self._earlier is not None and not explained:
             step = self._earlier.step
-            self._tracker.message(
+            self._tracker.warn(
                 f"the mismatch of step {step} stays unexplained: the run has another layout, or is past that step"
             )
         self._earlier = None
@@ -134,7 +134,7 @@ class CorruptionCheck(TrainingComponent):
         except FileNotFoundError:
             return None
         except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
-            self._tracker.message(f"{self._file} cannot be read and is ignored: {error!r}")
+            self._tracker.warn(f"{self._file} cannot be read and is ignored: {error!r}")
             return None
 
     @property

@@ -18,10 +18,10 @@ twice, and not for ever; otherwise it would end every attempt at the same step:
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +102,17 @@ class Evaluation:
     def __bool__(self) -> bool:
         return self.validation is not None or bool(self.sets or self.requests or self.prompts.texts)
 
-    def run(self, model: LossEvaluator) -> EvaluationResult:
-        """Evaluate a model. Collective; every rank has the same result."""
-        validation = None if self.validation is None else validate(model, self.validation, self.batch_size)
-        sets = {name: validate(model, data, self.batch_size) for name, data in self.sets.items()}
+    def run(self, model: LossEvaluator, progress: Callable[[str, int, int], None] | None = None) -> EvaluationResult:
+        """Evaluate a model. Collective; every rank has the same result.
+
+        ``progress`` is called with the name of a set, and how many of its micro-batches are done, of how many.
+        """
+
+        def loss(data: ValidationData, name: str) -> ValidationResult:
+            return validate(model, data, self.batch_size, None if progress is None else partial(progress, name))
+
+        validation = None if self.validation is None else loss(self.validation, "validation")
+        sets = {name: loss(data, f"validation of {name}") for name, data in self.sets.items()}
         likelihoods = score_requests(model, self.rows, self.length, self.batch_size)
         samples = self.prompts.continue_all(model, self.length, self.batch_size)
         return EvaluationResult(validation, sets, task_scores(self.requests, likelihoods), samples)
