@@ -158,7 +158,7 @@ def test_a_component_of_another_package_takes_part_in_a_run_and_is_resumed(
                 "training.components.broken: importing it from package broken-module 1.2 (broken_module:Anything) "
                 "failed: ModuleNotFoundError: No module named 'no_such_library'. Repair that package.",
                 "training.components.movment: no installed package has a component of this name.",
-                "Installed: broken, crashing, misnamed, model, movement, nothing, twice",
+                "Did you mean movement?",
                 "training.components.movement.scale = 'big': Input should be a valid number",
                 "training.components.movement.more = 1: Extra inputs are not permitted. Options: scale.",
             ],
@@ -167,7 +167,7 @@ def test_a_component_of_another_package_takes_part_in_a_run_and_is_resumed(
             {"twice": {}},
             ["several packages have a component of this name: package broken-module 1.2", "its-module 1.2"],
         ),
-        ({"nothing": {}}, ["(its_module:nothing) is no subclass of hlat.training.components.TrainingComponent"]),
+        ({"nothing": {}}, ["(its_module:nothing) is of type int, and not a subclass of hlat.training.components.TrainingComponent"]),
         ({"model": {}}, ["training.components.model: the name is reserved for hlat's own state."]),
     ],
 )
@@ -210,5 +210,5 @@ def test_no_process_starts_if_a_package_cannot_be_imported(
     path = os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")])
     done = cli("train", file, "--nproc", "2", env={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 2
-    assert "training.components: importing crashing ended its process with exit code 5" in done.stderr
+    assert "importing crashing ended its process with exit code 5" in done.stderr
     assert not (tmp_path / "run").exists()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hlat.config.model_files import *
     from hlat.config.notes import *
     from hlat.config.nxdt import *
+    from hlat.config.own_parts import *
     from hlat.config.recipe import *
     from hlat.config.recipe_rules import *
     from hlat.config.sections.base import *
@@ -33,17 +34,22 @@ __getattr__ = lazily(
         "model_files": "hf_to_model",
         "notes": "SettingNote odd_settings recipe_notes",
         "nxdt": "recipe_from_nxdt",
+        "own_parts": (
+            "ARCHITECTURES_SEAM COMPONENTS FORMATS_SEAM LOSSES OPTIMIZERS SCHEDULES Seam TASKS TRACKERS gather_problems "
+            "give_part load_part options_class read_options search_beside search_folders source_digests"
+        ),
         "recipe": "BatchSchedule Recipe recipe_schema",
         "recipe_rules": "LONGEST_PERIOD model_problems whole_weights",
-        "sections.base": "Section",
+        "sections.base": "OwnPart Section",
         "sections.data": "DataConfig",
         "sections.model": (
-            "ARCHITECTURES LinearScaling Llama3Scaling ModelConfig RopeConfig exported_family written_fields"
+            "ARCHITECTURES LinearScaling Llama3Scaling ModelConfig RopeConfig architecture_entry exported_family "
+            "written_fields"
         ),
         "sections.operation": "AnomalyConfig CheckpointConfig FaultConfig RecoveryConfig TrackingConfig refuse_faults",
         "sections.training": (
-            "AdamWConfig INTERLEAVED MuonConfig OptimizerConfig ParallelConfig PrecisionConfig RampStage RunConfig "
-            "Schedule ScheduleConfig ZERO_BUBBLE compile_obstacle default_virtual_stages"
+            "AdamWConfig INTERLEAVED MuonConfig OptimizerConfig OwnOptimizerConfig OwnScheduleConfig ParallelConfig PrecisionConfig RampStage "
+            "RunConfig Schedule ScheduleConfig ZERO_BUBBLE compile_obstacle default_virtual_stages"
         ),
         "yaml_files": "RECIPE_ENDINGS find_recipe load_yaml",
     },

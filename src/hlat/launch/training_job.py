@@ -128,7 +128,7 @@ def accepted_run(
     voice.accepted(recipe)
     for note in report.notes if all_notes else report.before_training:
         voice.say(f"warning: {note}")
-    check_extensions(recipe)
+    check_extensions(recipe, world)
     with metrics_server(recipe, voice.say) as observe:
         yield recipe, Supervision(recipe.run_dir, recipe.recovery, voice, observe)
 

@@ -23,7 +23,7 @@ __getattr__ = lazily(
     __name__,
     {
         "console": "event_line prepare_streams shows_a_line shows_progress",
-        "hosted": "check_installed",
+        "hosted": "check_installed own_trackers",
         "jsonl": "from_json_value iter_valid_records read_valid_records to_json_value",
         "progress": "show_data_progress show_progress show_stages",
         "records": (

@@ -47,7 +47,7 @@ from hlat.training.batches import BatchPrefetcher
 from hlat.training.components import ComponentList, LoopStart, StepEnd, StepResult, TrainingComponent
 from hlat.training.interruptions import Deadline, StopRequest, explained_out_of_memory
 from hlat.training.numerics import configure_rounding
-from hlat.training.optional_components import installed_components
+from hlat.training.own_parts import check_own_parts
 from hlat.training.process import FaultInjection, GarbageCollector, Profiler
 from hlat.training.run_state import DataProgress, RunState, build_run_state, no_progress
 from hlat.training.saving.checkpointing import Checkpointer, background_saver, roll_back, saver_process
@@ -106,8 +106,8 @@ def run(
     enter_phase("start")  # an earlier run of this process may have ended in another one
     refuse_faults(recipe.faults, allow_faults)
     this_rank = rank_info()
-    # Before anything is written: a component that cannot be imported is a mistake in the recipe.
-    installed_components(recipe)
+    # Before anything is written: a part that cannot be imported is a mistake in the recipe.
+    check_own_parts(recipe, this_rank.world)
     if this_rank.rank == 0:
         check_installed(recipe.tracking)
     open_run_folder(recipe.run_dir, earlier)
