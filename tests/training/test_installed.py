@@ -167,7 +167,10 @@ def test_a_component_of_another_package_takes_part_in_a_run_and_is_resumed(
             {"twice": {}},
             ["several packages have a component of this name: package broken-module 1.2", "its-module 1.2"],
         ),
-        ({"nothing": {}}, ["(its_module:nothing) is of type int, and not a subclass of hlat.training.components.TrainingComponent"]),
+        (
+            {"nothing": {}},
+            ["(its_module:nothing) is of type int, and not a subclass of hlat.training.components.TrainingComponent"],
+        ),
         ({"model": {}}, ["training.components.model: the name is reserved for hlat's own state."]),
     ],
 )

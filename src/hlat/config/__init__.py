@@ -35,8 +35,8 @@ __getattr__ = lazily(
         "notes": "SettingNote odd_settings recipe_notes",
         "nxdt": "recipe_from_nxdt",
         "own_parts": (
-            "ARCHITECTURES_SEAM COMPONENTS FORMATS_SEAM LOSSES OPTIMIZERS SCHEDULES Seam TASKS TRACKERS gather_problems "
-            "give_part load_part options_class read_options search_beside search_folders source_digests"
+            "ARCHITECTURES_SEAM COMPONENTS LOSSES OPTIMIZERS SCHEDULES Seam TASKS TRACKERS gather_problems "
+            "give_part load_part options_class part_sources read_options search_beside search_folders"
         ),
         "recipe": "BatchSchedule Recipe recipe_schema",
         "recipe_rules": "LONGEST_PERIOD model_problems whole_weights",
@@ -48,8 +48,9 @@ __getattr__ = lazily(
         ),
         "sections.operation": "AnomalyConfig CheckpointConfig FaultConfig RecoveryConfig TrackingConfig refuse_faults",
         "sections.training": (
-            "AdamWConfig INTERLEAVED MuonConfig OptimizerConfig OwnOptimizerConfig OwnScheduleConfig ParallelConfig PrecisionConfig RampStage "
-            "RunConfig Schedule ScheduleConfig ZERO_BUBBLE compile_obstacle default_virtual_stages"
+            "AdamWConfig INTERLEAVED MuonConfig OptimizerConfig OwnOptimizerConfig OwnScheduleConfig "
+            "ParallelConfig PrecisionConfig RampStage RunConfig Schedule ScheduleConfig ZERO_BUBBLE "
+            "compile_obstacle default_virtual_stages"
         ),
         "yaml_files": "RECIPE_ENDINGS find_recipe load_yaml",
     },

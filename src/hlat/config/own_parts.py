@@ -12,11 +12,11 @@ Reading a recipe imports nothing: whoever uses a part, or checks a start, loads 
 
 import difflib
 import functools
-import hashlib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -49,7 +49,6 @@ class Seam:
 
 ARCHITECTURES_SEAM = Seam("architectures", "architecture")
 COMPONENTS = Seam("components", "component")
-FORMATS_SEAM = Seam("formats", "file format")
 LOSSES = Seam("losses", "loss term")
 OPTIMIZERS = Seam("optimizers", "optimizer")
 SCHEDULES = Seam("schedules", "schedule")
@@ -58,6 +57,7 @@ TRACKERS = Seam("trackers", "tracker")
 
 _folders: list[str] = []  # folders of recipe files, whose modules can be imported
 _given: dict[str, Any] = {}  # objects of this process by name
+_loaded: dict[str, Any] = {}  # parts that recipes of this process have named
 
 
 def search_beside(file: Path) -> None:
@@ -74,7 +74,7 @@ def search_folders() -> list[str]:
 def give_part(part: Any) -> str:
     """Make an object of this process available to recipes; return the name by which they find it."""
     kind = part if inspect.isclass(part) or inspect.isfunction(part) else type(part)
-    name = f"{kind.__module__}:{kind.__qualname__}"
+    name = f"{kind.__module__}:{kind.__qualname__.replace('<locals>.', '')}"
     _given[name] = part
     return name
 
@@ -98,19 +98,18 @@ def load_part(seam: Seam, path: str, name: str, wanted: str, fits: Callable[[Any
     if not fits(part):
         found = f"the class {part.__qualname__}" if inspect.isclass(part) else f"of type {type(part).__name__}"
         raise _refused(path, f"{origin} is {found}, and not {wanted}.", "docs/extend.md has an example.", name)
+    _loaded[name] = part
     return part
 
 
-def source_digests(names: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return text and SHA-256 of the source of parts, by name; of one whose source is not there, nothing."""
+def part_sources(names: Iterable[str]) -> dict[str, str]:
+    """Return the source of parts that have been loaded, by name; of one whose source is not there, nothing."""
     found = {}
-    for name, part in names.items():
+    for name in names:
+        part = _loaded.get(name)
         kind = part if inspect.isclass(part) or inspect.isfunction(part) else type(part)
-        try:
-            text = inspect.getsource(kind)
-        except (OSError, TypeError):  # a part of C, or typed into a prompt that keeps no text
-            continue
-        found[name] = {"sha256": hashlib.sha256(text.encode()).hexdigest(), "source": text}
+        with suppress(OSError, TypeError):  # a part of C, or typed into a prompt that keeps no text
+            found[name] = inspect.getsource(kind)
     return found
 
 
@@ -127,7 +126,9 @@ def _import_name(path: str, name: str) -> tuple[Any, str]:
     except Exception as error:  # a module of the user's may raise anything
         missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
         if missing is None or not f"{module_name}.".startswith(f"{missing}."):
-            raise _refused(path, f"importing {module_name} failed: {_error_text(error)}.", "Repair it.", name) from error
+            raise _refused(
+                path, f"importing {module_name} failed: {_error_text(error)}.", "Repair it.", name
+            ) from error
         raise _refused(path, f"there is no module {missing}.", _places(missing), name) from error
     try:
         return functools.reduce(getattr, attribute.split("."), module), name
@@ -203,9 +204,7 @@ def _type_of(default: Any) -> Any:
     return type(default) if isinstance(default, bool | float | str) else Any
 
 
-def read_options(
-    options: type[Part], values: Mapping[str, Any], path: str, also: Collection[str] = ()
-) -> Part:
+def read_options(options: type[Part], values: Mapping[str, Any], path: str, also: Collection[str] = ()) -> Part:
     """Validate the options of a part.
 
     Args:
@@ -232,7 +231,7 @@ def _option_problem(path: str, known: Collection[str], detail: Any) -> Problem:
     return Problem(f"{path}.{name}", f"{detail['msg']}.", remedy, value, not isinstance(value, dict))
 
 
-def gather_problems(checks: Iterator[Callable[[], object]]) -> list[Problem]:
+def gather_problems(checks: Iterable[Callable[[], object]]) -> list[Problem]:
     """Call checks; return the problems of all that raise RecipeError."""
     problems: list[Problem] = []
     for check in checks:

@@ -13,7 +13,8 @@ __getattr__ = lazily(
     __name__,
     {
         "base": (
-            "COUNTER_BYTES LocalMatrices MatrixFunction Optimizer OptimizerSpec WholeMatrices check_schedule learning_rate"
+            "COUNTER_BYTES LocalMatrices MatrixFunction Optimizer OptimizerSpec WholeMatrices check_schedule "
+            "learning_rate"
         ),
         "cpu_kernels": "square_sums",
         "table": "build_optimizer optimizer_spec",

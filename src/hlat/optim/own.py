@@ -246,7 +246,9 @@ def _try(make: Make, config: OwnOptimizerConfig) -> Trial:
         raise
     # Code of the user's own may raise anything.
     except Exception as error:
-        raise _refused(config, f"a step of it on a matrix and a vector fails: {type(error).__name__}: {error}") from error
+        raise _refused(
+            config, f"a step of it on a matrix and a vector fails: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _describe(make: Make, config: OwnOptimizerConfig) -> Trial:

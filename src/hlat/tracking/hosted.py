@@ -123,7 +123,7 @@ def own_trackers(config: TrackingConfig) -> dict[str, Mapping[str, Any]]:
         found[name] = read_options(getattr(part, "Options", Section), values, path).model_dump(mode="json")
 
     checks = [partial(check, name, values) for name, values in config.trackers.items()]
-    if problems := gather_problems(iter(checks)):
+    if problems := gather_problems(checks):
         raise RecipeError(problems)
     return found
 

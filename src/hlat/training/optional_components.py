@@ -72,6 +72,16 @@ def weight_average(recipe: Recipe, parameters: Sequence[LocalParameter]) -> Weig
     return None if ema is None else WeightAverage(ema.decay, ema.every_steps, ema.start_step, parameters)
 
 
+class StepObserver(TrainingComponent):
+    """A function that is called after each step."""
+
+    def __init__(self, observe: Callable[[StepEnd], object]) -> None:
+        self._observe = observe
+
+    def after_step(self, end: StepEnd) -> None:
+        self._observe(end)
+
+
 _RESERVED_NAMES = ("data", "ema", "model", "optimizer", "rng")
 """First parts of the names of other tensors in a checkpoint."""
 
@@ -109,7 +119,7 @@ def installed_components(recipe: Recipe) -> list[Installed]:
     """
     found: list[Installed] = []
     checks = [partial(_load_component, found, name, values) for name, values in recipe.training.components.items()]
-    if problems := gather_problems(iter(checks)):
+    if problems := gather_problems(checks):
         raise RecipeError(problems)
     return found
 

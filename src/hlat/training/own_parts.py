@@ -1,6 +1,6 @@
 """The check of all parts of the user's own that a recipe names, before a run has a folder or a second process.
 
-    recipe, world size --CHECKS: import, options, what each seam asks of its parts--> RecipeError with all problems
+recipe, world size --CHECKS: import, options, what each seam asks of its parts--> RecipeError with all problems
 """
 
 from collections.abc import Callable

@@ -40,9 +40,9 @@ class ParallelBlock(DecoderBlock):
 
 def describe(config):
     """Describe the parameters, which are LLaMA's, and the tensors that are kept for backward."""
-    spec = llama_spec(config)
-    saved = tuple(replace(each, axes=(Axis.WIDTH, Axis.WIDTH)) if each.name == "residual" else each for each in spec.saved)
-    return replace(spec, saved=saved)
+    spec, twice = llama_spec(config), (Axis.WIDTH, Axis.WIDTH)
+    saved = (replace(each, axes=twice) if each.name == "residual" else each for each in spec.saved)
+    return replace(spec, saved=tuple(saved))
 
 
 PARALLEL_BLOCK = Architecture(describe, lambda: ParallelBlock, Options=Options)
