@@ -55,5 +55,6 @@ def content(tiny_recipe: str, corpus: Path, prepared: Path, tmp_path: Path) -> d
         "components": {"largest": {}},
     }
     content["checkpoint"] = {"every_steps": 3, "keep_last": 9, "background": False}
+    content["evaluation"] |= {"tasks": ["colours"]}
     content["tracking"] = {"tensorboard": False, "console": "plain", "trackers": {"hlat_extras.trackers:Lines": {}}}
     return content

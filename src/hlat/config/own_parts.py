@@ -14,6 +14,7 @@ import difflib
 import functools
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -27,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from hlat.config.errors import Problem, RecipeError
 
 Part = TypeVar("Part")
+_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _LONGEST_NAME = 100  # characters; a longer name is no misspelling
 _LISTED = 10  # names that a message lists
 
@@ -44,7 +46,7 @@ class Seam:
 
     def has(self, name: object) -> bool:
         """Return True if a name is that of a part of the user's own; imports nothing."""
-        return isinstance(name, str) and (":" in name or bool(entry_points(group=self.group, name=name)))
+        return isinstance(name, str) and bool(_NAME.fullmatch(name) or entry_points(group=self.group, name=name))
 
 
 ARCHITECTURES_SEAM = Seam("architectures", "architecture")
@@ -67,8 +69,12 @@ def search_beside(file: Path) -> None:
 
 
 def search_folders() -> list[str]:
-    """Return the folders that are searched for modules, after those of Python itself."""
-    return [*_folders, str(Path.cwd())]
+    """Return the folders that are searched for modules, after those of Python itself.
+
+    They are searched only in a process that was given a recipe file: a checkpoint, which comes from anywhere, must not
+    run what lies in the working directory.
+    """
+    return [*_folders, str(Path.cwd())] if _folders else []
 
 
 def give_part(part: Any) -> str:
@@ -141,8 +147,7 @@ def _import_name(path: str, name: str) -> tuple[Any, str]:
 def _places(module: str) -> str:
     beside = [file.stem for folder in search_folders() for file in Path(folder).glob("*.py")]
     hint = nearest(module.partition(".")[0], beside, listed=False)
-    *folders, last = dict.fromkeys(search_folders())
-    places = f"{', '.join(folders)} and {last}" if folders else last
+    places = " or ".join(dict.fromkeys(["PYTHONPATH", *search_folders()]))
     return f"{hint}Modules are found if they are installed, or in {places}."
 
 

@@ -25,6 +25,7 @@ from typing import Any, Self
 from pydantic import SerializeAsAny, ValidationError
 
 from hlat.config.errors import Problem, RecipeError
+from hlat.config.own_parts import TASKS
 from hlat.config.sections.base import ComponentSection, OwnPart, Section
 from hlat.config.sections.data import DataConfig
 from hlat.config.sections.model import ModelConfig
@@ -212,7 +213,8 @@ class Recipe(Section):
             (self.schedule, self.schedule.kind),
         )
         named = [name for section, name in sections if isinstance(section, OwnPart)]
-        return [*named, *self.training.loss_terms, *self.training.components, *self.tracking.trackers]
+        tasks = [task for task in self.evaluation.tasks if TASKS.has(task)]
+        return [*named, *self.training.loss_terms, *self.training.components, *tasks, *self.tracking.trackers]
 
     def in_mode(self, mode: str) -> "Recipe":
         # Validated again: model_copy would take any text for a mode.

@@ -184,7 +184,8 @@ class EvaluationConfig(Section):
     sets: dict[SetName, str] = {}
     """Further validation sets, by name: a file, folder, glob or URL as in data.path."""
     tasks: tuple[str, ...] = ()
-    """JSONL files of requests of evaluation tasks, as hlat evaluate --render writes them."""
+    """JSONL files of requests of evaluation tasks, as hlat evaluate --render writes them; or tasks of your own
+    (package.module:function, or an entry point of hlat.tasks)."""
     prompts: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that the model continues at each evaluation, each token the most likely one; hlat report shows them."""
     sample_tokens: Positive = 48
