@@ -120,9 +120,7 @@ def test_check_imports_modules_beside_the_recipe(cli, content: dict[str, Any], t
     content["training"] |= {"loss_terms": {}, "components": {}}
     content["tracking"]["trackers"], content["evaluation"]["tasks"] = {}, []
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(content))
-    (tmp_path / "beside_it.py").write_text(
-        "import torch\nclass Own(torch.optim.SGD):\n    1/0\n"
-    )
+    (tmp_path / "beside_it.py").write_text("import torch\nclass Own(torch.optim.SGD):\n    1/0\n")
     done = cli("check", tmp_path / "recipe.yaml")
     assert done.returncode == 2 and "importing beside_it failed: ZeroDivisionError" in done.stderr
     (tmp_path / "beside_it.py").write_text("import torch\nclass Own(torch.optim.SGD):\n    pass\n")

@@ -4,7 +4,6 @@ import importlib
 import importlib.metadata
 import io
 import os
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -185,18 +184,6 @@ def test_all_problems_are_named_at_once_here_and_by_the_supervisor(
         with pytest.raises(RecipeError) as before:
             check_extensions(recipe)
         assert str(before.value) == str(raised.value)
-
-
-def test_the_example_of_the_documentation_works(tmp_path: Path, content: dict[str, Any], monkeypatch) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
-    (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (entry,) = re.findall(r'largest-weight = "my_package:(\w+)"', page)
-    package(tmp_path / "site", "my-package", source, {"largest-weight": f"my_package:{entry}"})
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    stream = io.StringIO()
-    run(asking(content, **{"largest-weight": {"every_steps": 3}}), stream=stream)
-    assert stream.getvalue().count("largest weight ") == 2
-    assert any(name.startswith("largest-weight.model.") for name in open_checkpoint(resolve(tmp_path / "run")).tensors)
 
 
 def test_the_state_of_a_component_has_its_name(installed: Path, content: dict[str, Any]) -> None:
