@@ -157,7 +157,7 @@ def test_a_component_of_another_package_takes_part_in_a_run_and_is_resumed(
                 "training.components.broken: importing it from package broken-module 1.2 (broken_module:Anything) "
                 "failed: ModuleNotFoundError: No module named 'no_such_library'. Repair that package.",
                 "training.components.movment: no installed package has a component of this name.",
-                "Did you mean movement?",
+                "Did you mean movement or model?",
                 "training.components.movement.scale = 'big': Input should be a valid number",
                 "training.components.movement.more = 1: Extra inputs are not permitted. Options: scale.",
             ],

@@ -24,7 +24,7 @@ from hlat.config import (
     Recipe,
     RecipeError,
     field_called,
-    give_part,
+    own_parts,
     parse_recipe,
     short,
 )
@@ -256,15 +256,15 @@ def with_own_parts(
             if isinstance(found.optimizer, OwnPart)
             else {name: content["optimizer"][name] for name in OptimizerConfig.model_fields}
         )
-        content["optimizer"] = {**kept, **options, "kind": give_part(part)}
-    content["training"]["components"] |= {give_part(each): {} for each in components}
+        content["optimizer"] = {**kept, **options, "kind": own_parts.give_part(part)}
+    content["training"]["components"] |= {own_parts.give_part(each): {} for each in components}
     return parse_recipe(_plain_values(content), "the recipe")
 
 
 def refuse_objects(optimizer: object, components: Sequence[object], on_step: object) -> None:
     """Raise LaunchError if objects of this process are given, for a run of several processes."""
-    found = [f"optimizer.kind={give_part(optimizer)}"] if optimizer is not None else []
-    found += [f"training.components: {{{give_part(each)}: {{}}}}" for each in components]
+    found = [f"optimizer.kind={own_parts.give_part(optimizer)}"] if optimizer is not None else []
+    found += [f"training.components: {{{own_parts.give_part(each)}: {{}}}}" for each in components]
     if found or on_step is not None:
         remedy = (
             f"Put them in a module beside the recipe, and name them there: {', '.join(found)}."

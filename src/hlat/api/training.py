@@ -39,7 +39,7 @@ from hlat.runtime.errors import HlatError, LaunchError, error_class
 if TYPE_CHECKING:
     from hlat.compilation import CompiledCache
     from hlat.rehearsal import RankReport, Rehearsal
-    from hlat.training.components import StepEnd, TrainingComponent
+    from hlat.training import StepEnd, TrainingComponent
 
 
 @contextmanager

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from hlat.config.model_files import *
     from hlat.config.notes import *
     from hlat.config.nxdt import *
-    from hlat.config.own_parts import *
     from hlat.config.recipe import *
     from hlat.config.recipe_rules import *
     from hlat.config.sections.base import *
@@ -34,10 +33,6 @@ __getattr__ = lazily(
         "model_files": "hf_to_model",
         "notes": "SettingNote odd_settings recipe_notes",
         "nxdt": "recipe_from_nxdt",
-        "own_parts": (
-            "ARCHITECTURES_SEAM COMPONENTS LOSSES OPTIMIZERS SCHEDULES Seam TASKS TRACKERS gather_problems "
-            "give_part load_part options_class part_sources read_options search_beside search_folders"
-        ),
         "recipe": "BatchSchedule Recipe recipe_schema",
         "recipe_rules": "LONGEST_PERIOD model_problems whole_weights",
         "sections.base": "OwnPart Section",

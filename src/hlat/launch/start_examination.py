@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from hlat.config import Fix, Problem, Recipe, RecipeError, SettingNote, search_folders
+from hlat.config import Fix, Problem, Recipe, RecipeError, SettingNote, own_parts
 from hlat.launch.start_checks import TOKENIZER_NOTE, VALIDATION_NOTE, Here, StartPlace
 from hlat.runtime.errors import LaunchError
 from hlat.tracking import check_installed
@@ -128,7 +128,7 @@ def check_extensions(recipe: Recipe, world: int) -> None:
     if not recipe.own_parts:
         return
     program = (
-        f"import sys; sys.path[:] = {[*sys.path, *search_folders()]!r}; from {__name__} import import_parts; "
+        f"import sys; sys.path[:] = {[*sys.path, *own_parts.search_folders()]!r}; from {__name__} import import_parts; "
         f"import_parts({world})"
     )
     done = subprocess.run(

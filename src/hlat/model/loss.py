@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from hlat.config import LOSSES, Problem, RecipeError, gather_problems, load_part, options_class, read_options
+from hlat.config import Problem, RecipeError, own_parts
 from hlat.model.kernels.library import block_rows, check_operand, check_rows, fields, has_kernels, operator, run
 from hlat.model.kernels.matmul import linear, matmul
 from hlat.model.pointwise import accumulation_dtype
@@ -125,15 +125,15 @@ def loss_terms(sections: Mapping[str, Mapping[str, Any]]) -> list[LossTerm]:
 
     def load(name: str, values: Mapping[str, Any]) -> None:
         path = f"training.loss_terms.{name}"
-        part = load_part(LOSSES, path, name, "a function of tensors", callable)
-        options = read_options(options_class(part, given=_STATISTICS), values, path)
+        part = own_parts.load_part(own_parts.LOSSES, path, name, "a function of tensors", callable)
+        options = own_parts.read_options(own_parts.options_class(part, given=_STATISTICS), values, path)
         term = partial(part, **options.model_dump())
         if reason := _term_problem(term):
             remedy = "docs/extend.md has an example."
             raise RecipeError([Problem(path, reason, remedy)])
         found.append(term)
 
-    if problems := gather_problems(partial(load, name, values) for name, values in sections.items()):
+    if problems := own_parts.gather_problems(partial(load, name, values) for name, values in sections.items()):
         raise RecipeError(problems)
     return found
 

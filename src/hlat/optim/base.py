@@ -18,17 +18,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
-from hlat.config import (
-    SCHEDULES,
-    OptimizerConfig,
-    OwnScheduleConfig,
-    Problem,
-    RecipeError,
-    ScheduleConfig,
-    load_part,
-    options_class,
-    read_options,
-)
+from hlat.config import OptimizerConfig, OwnScheduleConfig, Problem, RecipeError, ScheduleConfig, own_parts
 from hlat.model import LocalParameter, local
 from hlat.runtime.backend.table import backend_of
 
@@ -274,10 +264,10 @@ def schedule_shape(config: ScheduleConfig) -> Shape:
     if not isinstance(config, OwnScheduleConfig):
         return _SHAPES[config.kind]
     wanted = "a function of section, horizon and step to a share of the peak"
-    part = load_part(SCHEDULES, "schedule.kind", config.kind, wanted, callable)
-    options = options_class(part, given=("config", "horizon", "step"))
+    part = own_parts.load_part(own_parts.SCHEDULES, "schedule.kind", config.kind, wanted, callable)
+    options = own_parts.options_class(part, given=("config", "horizon", "step"))
     also = tuple(ScheduleConfig.model_fields)
-    return partial(part, **read_options(options, config.own_options, "schedule", also).model_dump())
+    return partial(part, **own_parts.read_options(options, config.own_options, "schedule", also).model_dump())
 
 
 def check_schedule(config: ScheduleConfig, horizon: int) -> None:

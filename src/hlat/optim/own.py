@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from hlat.config import OPTIMIZERS, OwnOptimizerConfig, Problem, RecipeError, load_part, options_class, read_options
+from hlat.config import OwnOptimizerConfig, Problem, RecipeError, own_parts
 from hlat.model import LocalParameter
 from hlat.optim.adamw import decay_groups
 from hlat.optim.base import STEP, Optimizer, OptimizerSpec, WholeMatrices, counter_device
@@ -46,10 +46,10 @@ Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 def own_spec(config: OwnOptimizerConfig, mode: str, in_hardware: bool = False) -> OptimizerSpec[Any]:
     """Return the description of an optimizer of the user's own; RecipeError if there is none, or it does not work."""
     wanted = "a subclass of torch.optim.Optimizer or hlat.optim.OptimizerSpec"
-    part = load_part(OPTIMIZERS, _PATH, config.kind, wanted, _is_optimizer)
+    part = own_parts.load_part(own_parts.OPTIMIZERS, _PATH, config.kind, wanted, _is_optimizer)
     if issubclass(part, OptimizerSpec):
         fields = config.model_dump(exclude={"kind"})
-        return part(read_options(part.Options, fields, "optimizer"), mode, in_hardware)
+        return part(own_parts.read_options(part.Options, fields, "optimizer"), mode, in_hardware)
     return _elementwise(part, config, mode, in_hardware)
 
 
@@ -75,8 +75,8 @@ class ElementwiseSpec(OptimizerSpec[OwnOptimizerConfig]):
     ) -> None:
         super().__init__(config, mode, in_hardware)
         self._part = part
-        options = options_class(part, given=("params", "lr"))
-        values = read_options(options, config.own_options, "optimizer", also=_OF_HLAT).model_dump()
+        options = own_parts.options_class(part, given=("params", "lr"))
+        values = own_parts.read_options(options, config.own_options, "optimizer", also=_OF_HLAT).model_dump()
         self._weight_decay = values.pop(_WEIGHT_DECAY, None)  # of each group; None for an optimizer without
         self._options = values
         self.trial = _try(self._make, config)

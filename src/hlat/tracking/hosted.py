@@ -29,7 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from hlat.config import TRACKERS, RecipeError, Section, TrackingConfig, gather_problems, load_part, read_options
+from hlat.config import RecipeError, Section, TrackingConfig, own_parts
 from hlat.runtime.errors import HlatError, LaunchError
 from hlat.runtime.helper_process import Channel, PeerEnded, start_program
 from hlat.runtime.storage.local_files import write_atomic
@@ -119,11 +119,13 @@ def own_trackers(config: TrackingConfig) -> dict[str, Mapping[str, Any]]:
 
     def check(name: str, values: Mapping[str, Any]) -> None:
         path = f"tracking.trackers.{name}"
-        part = load_part(TRACKERS, path, name, "a class with the methods open, log and close", _is_client)
-        found[name] = read_options(getattr(part, "Options", Section), values, path).model_dump(mode="json")
+        part = own_parts.load_part(
+            own_parts.TRACKERS, path, name, "a class with the methods open, log and close", _is_client
+        )
+        found[name] = own_parts.read_options(getattr(part, "Options", Section), values, path).model_dump(mode="json")
 
     checks = [partial(check, name, values) for name, values in config.trackers.items()]
-    if problems := gather_problems(checks):
+    if problems := own_parts.gather_problems(checks):
         raise RecipeError(problems)
     return found
 
@@ -276,7 +278,9 @@ class _Service:
     def _open(self) -> HostedClient:
         with suppress(FileNotFoundError, ValueError):
             self._state = dict(json.loads(self._file.read_bytes()))
-        client: HostedClient = load_part(TRACKERS, "tracking", self._client_name, "a client", _is_client)()
+        client: HostedClient = own_parts.load_part(
+            own_parts.TRACKERS, "tracking", self._client_name, "a client", _is_client
+        )()
         self._state["id"] = client.open(self._run, self._state.get("id"))
         self._save()
         return client

@@ -48,7 +48,7 @@ from hlat.training.components import ComponentList, LoopStart, StepEnd, StepResu
 from hlat.training.interruptions import Deadline, StopRequest, explained_out_of_memory
 from hlat.training.numerics import configure_rounding
 from hlat.training.optional_components import StepObserver
-from hlat.training.own_parts import check_own_parts
+from hlat.training.part_checks import check_own_parts
 from hlat.training.process import FaultInjection, GarbageCollector, Profiler
 from hlat.training.run_state import DataProgress, RunState, build_run_state, no_progress
 from hlat.training.saving.checkpointing import Checkpointer, background_saver, roll_back, saver_process

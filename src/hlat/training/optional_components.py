@@ -21,7 +21,7 @@ import torch
 from pydantic import BaseModel
 
 from hlat.checkpoint import ExtraState
-from hlat.config import COMPONENTS, Problem, Recipe, RecipeError, gather_problems, load_part, read_options
+from hlat.config import Problem, Recipe, RecipeError, own_parts
 from hlat.model import LocalParameter
 from hlat.runtime.progress import enter_phase
 from hlat.training.components import ComponentList, StepEnd, TrainingComponent
@@ -119,7 +119,7 @@ def installed_components(recipe: Recipe) -> list[Installed]:
     """
     found: list[Installed] = []
     checks = [partial(_load_component, found, name, values) for name, values in recipe.training.components.items()]
-    if problems := gather_problems(checks):
+    if problems := own_parts.gather_problems(checks):
         raise RecipeError(problems)
     return found
 
@@ -128,8 +128,10 @@ def _load_component(found: list[Installed], name: str, values: Mapping[str, Any]
     path = f"training.components.{name}"
     if name in _RESERVED_NAMES:
         raise _refused(name, "the name is reserved for hlat's own state.", "Rename the component.")
-    part = load_part(COMPONENTS, path, name, "a subclass of hlat.training.components.TrainingComponent", _is_component)
-    found.append(Installed(name, part, read_options(part.Options, values, path)))
+    part = own_parts.load_part(
+        own_parts.COMPONENTS, path, name, "a subclass of hlat.training.components.TrainingComponent", _is_component
+    )
+    found.append(Installed(name, part, own_parts.read_options(part.Options, values, path)))
 
 
 def _is_component(part: Any) -> bool:

@@ -41,7 +41,7 @@ from typing import Any
 import yaml
 
 from hlat.checkpoint import software_versions
-from hlat.config import Recipe, part_sources, recipe_notes
+from hlat.config import Recipe, own_parts, recipe_notes
 from hlat.hardware import device_chip, load_catalog
 from hlat.model import count_parameters, deterministic_by_default
 from hlat.parallel import decide_compilation
@@ -207,7 +207,7 @@ def record_attempt(recipe: Recipe, runtime: Runtime, origin: RunOrigin | None) -
             "replace it. Rename that file, or choose another run.dir."
         )
     changes = _changed_fields(_earlier_recipe(file), settings)
-    sources = part_sources(recipe.own_parts)
+    sources = own_parts.part_sources(recipe.own_parts)
     text = f"{RECIPE_HEAD} The same run: hlat train {recipe.run_dir}/{RECIPE_NAME}\n"
     try:
         write_atomic(file, (text + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)).encode())

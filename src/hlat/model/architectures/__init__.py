@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from hlat.config import ARCHITECTURES_SEAM, ModelConfig, OwnPart, load_part, read_options
+from hlat.config import ModelConfig, OwnPart, own_parts
 from hlat.model.architectures.base import Architecture, NormPlace
 from hlat.model.architectures.llama import LLAMA
 from hlat.model.architectures.olmo2 import OLMO2
@@ -45,8 +45,8 @@ def architecture_of(config: ModelConfig) -> Architecture:
     if not isinstance(config, OwnPart):
         return _ARCHITECTURES[config.architecture]
     path, wanted = "model.architecture", "an hlat.model.architectures.base.Architecture"
-    found: Architecture = load_part(
-        ARCHITECTURES_SEAM, path, config.architecture, wanted, lambda part: isinstance(part, Architecture)
+    found: Architecture = own_parts.load_part(
+        own_parts.ARCHITECTURES_SEAM, path, config.architecture, wanted, lambda part: isinstance(part, Architecture)
     )
-    read_options(found.Options, config.own_options, "model", tuple(ModelConfig.model_fields))
+    own_parts.read_options(found.Options, config.own_options, "model", tuple(ModelConfig.model_fields))
     return found

@@ -28,7 +28,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hlat.config import TASKS, RecipeError, load_part
+from hlat.config import RecipeError, own_parts
 from hlat.data import Tokenizer
 from hlat.model import IGNORED, next_tokens
 from hlat.parallel import MicroBatch
@@ -85,7 +85,7 @@ def read_requests(files: Sequence[str | Path]) -> list[TaskRequest]:
     problems: list[str] = []
     for file in files:
         name = str(file)
-        found, wrong = _call_task(name) if TASKS.has(name) else _read_request_file(Path(file))
+        found, wrong = _call_task(name) if own_parts.TASKS.has(name) else _read_request_file(Path(file))
         requests += found
         problems += wrong
     golds = {(request.task, request.group): False for request in requests}
@@ -98,7 +98,9 @@ def read_requests(files: Sequence[str | Path]) -> list[TaskRequest]:
 
 def load_task(name: str) -> Callable[[], Iterable[Any]]:
     """Import a task of the user's own: a function without arguments that returns requests, or what they consist of."""
-    task: Callable[[], Iterable[Any]] = load_part(TASKS, "evaluation.tasks", name, "a function", callable)
+    task: Callable[[], Iterable[Any]] = own_parts.load_part(
+        own_parts.TASKS, "evaluation.tasks", name, "a function", callable
+    )
     return task
 
 

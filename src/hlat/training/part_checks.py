@@ -6,7 +6,7 @@ recipe, world size --CHECKS: import, options, what each seam asks of its parts--
 from collections.abc import Callable
 from functools import partial
 
-from hlat.config import TASKS, Recipe, RecipeError, gather_problems
+from hlat.config import Recipe, RecipeError, own_parts
 from hlat.model import architecture_of, loss_terms
 from hlat.optim import check_schedule, optimizer_spec
 from hlat.tracking import own_trackers
@@ -16,7 +16,7 @@ from hlat.training.validation.tasks import load_task
 
 def check_own_parts(recipe: Recipe, world: int) -> None:
     """Import the parts that a recipe names; raises RecipeError with every problem of every one."""
-    if problems := gather_problems(partial(check, recipe, world) for check in CHECKS):
+    if problems := own_parts.gather_problems(partial(check, recipe, world) for check in CHECKS):
         raise RecipeError(problems)
 
 
@@ -35,7 +35,7 @@ CHECKS: tuple[Callable[[Recipe, int], object], ...] = (
     lambda recipe, world: check_schedule(recipe.schedule, recipe.horizon_steps),
     lambda recipe, world: loss_terms(recipe.training.loss_terms),
     lambda recipe, world: installed_components(recipe),
-    lambda recipe, world: [load_task(task) for task in recipe.evaluation.tasks if TASKS.has(task)],
+    lambda recipe, world: [load_task(task) for task in recipe.evaluation.tasks if own_parts.TASKS.has(task)],
     lambda recipe, world: own_trackers(recipe.tracking),
 )
 """One of each seam."""
