@@ -49,8 +49,9 @@ class Seam:
         return isinstance(name, str) and bool(_NAME.fullmatch(name) or entry_points(group=self.group, name=name))
 
 
-ARCHITECTURES_SEAM = Seam("architectures", "architecture")
+ARCHITECTURES = Seam("architectures", "architecture")
 COMPONENTS = Seam("components", "component")
+FORMATS = Seam("formats", "file format")
 LOSSES = Seam("losses", "loss term")
 OPTIMIZERS = Seam("optimizers", "optimizer")
 SCHEDULES = Seam("schedules", "schedule")

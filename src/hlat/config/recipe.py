@@ -214,7 +214,8 @@ class Recipe(Section):
         )
         named = [name for section, name in sections if isinstance(section, OwnPart)]
         tasks = [task for task in self.evaluation.tasks if TASKS.has(task)]
-        return [*named, *self.training.loss_terms, *self.training.components, *tasks, *self.tracking.trackers]
+        more = (self.training.loss_terms, self.training.components, tasks, self.data.formats, self.tracking.trackers)
+        return [*named, *(name for names in more for name in names)]
 
     def in_mode(self, mode: str) -> "Recipe":
         # Validated again: model_copy would take any text for a mode.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from hlat.config import Recipe, RecipeError, own_parts
+from hlat.data import own_format
 from hlat.model import architecture_of, loss_terms
 from hlat.optim import check_schedule, optimizer_spec
 from hlat.tracking import own_trackers
@@ -36,6 +37,7 @@ CHECKS: tuple[Callable[[Recipe, int], object], ...] = (
     lambda recipe, world: loss_terms(recipe.training.loss_terms),
     lambda recipe, world: installed_components(recipe),
     lambda recipe, world: [load_task(task) for task in recipe.evaluation.tasks if own_parts.TASKS.has(task)],
+    lambda recipe, world: [own_format(name) for name in recipe.data.formats],
     lambda recipe, world: own_trackers(recipe.tracking),
 )
 """One of each seam."""

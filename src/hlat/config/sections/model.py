@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from hlat.config.own_parts import ARCHITECTURES_SEAM
+from hlat.config import own_parts
 from hlat.config.sections.base import Length, OwnPart, Section, as_own, fixed
 
 ArchitectureName = Literal["llama", "mistral", "olmo2", "qwen2", "qwen3"]
@@ -210,7 +210,7 @@ class ModelConfig(Section):
     @model_validator(mode="wrap")
     @classmethod
     def _may_be_own(cls, values: Any, validate: Any) -> Any:
-        return as_own(cls, OwnModelConfig, ARCHITECTURES_SEAM, "architecture", values) or validate(values)
+        return as_own(cls, OwnModelConfig, own_parts.ARCHITECTURES, "architecture", values) or validate(values)
 
     @model_validator(mode="before")
     @classmethod

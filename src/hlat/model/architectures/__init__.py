@@ -46,7 +46,7 @@ def architecture_of(config: ModelConfig) -> Architecture:
         return _ARCHITECTURES[config.architecture]
     path, wanted = "model.architecture", "an hlat.model.architectures.base.Architecture"
     found: Architecture = own_parts.load_part(
-        own_parts.ARCHITECTURES_SEAM, path, config.architecture, wanted, lambda part: isinstance(part, Architecture)
+        own_parts.ARCHITECTURES, path, config.architecture, wanted, lambda part: isinstance(part, Architecture)
     )
     own_parts.read_options(found.Options, config.own_options, "model", tuple(ModelConfig.model_fields))
     return found
