@@ -40,7 +40,7 @@ def mine(content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_examples_train(mine: Path) -> None:
     recipe, stream = load_recipe(mine), io.StringIO()
-    names = "Lion inverse_sqrt label_smoothing PARALLEL Paragraphs LargestWeight Lines colours".split()
+    names = ["Lion", "inverse_sqrt", "label_smoothing", "PARALLEL", "Paragraphs", "LargestWeight", "Lines", "colours"]
     assert {f"mine:{name}" for name in names} <= set(recipe.own_parts)
     run(recipe, stream=stream)
     assert stream.getvalue().count("largest weight ") == 2
