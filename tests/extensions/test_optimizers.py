@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from hlat.config import ModelConfig, RecipeError
 from hlat.config.own_parts import give_part
 from hlat.config.sections.training import AnyOptimizerConfig
-from hlat.model import allocate, build, collect_local_parameters, initialise
+from hlat.model import build, collect_local_parameters
 from hlat.optim import build_optimizer, optimizer_spec
 
 MODEL = ModelConfig(vocab_size=64, layers=2, hidden_size=16, intermediate_size=24, heads=2, max_sequence_length=16)
@@ -20,11 +20,7 @@ def section(**fields: Any) -> Any:
 
 
 def parameters() -> list[Any]:
-    model = build(MODEL)
-    allocate(model, torch.device("cpu"))
-    found = collect_local_parameters(model)
-    initialise(found, MODEL, seed=1)
-    return found
+    return collect_local_parameters(build(MODEL, device="cpu", seed=1))
 
 
 def give_gradients(found: list[Any], step: int) -> None:

@@ -249,7 +249,7 @@ def gather_problems(checks: Iterable[Callable[[], object]]) -> list[Problem]:
 
 
 def _refused(path: str, reason: str, remedy: str, name: str) -> RecipeError:
-    has_value = path.rpartition(".")[2] != name  # a name that is a key of a mapping is part of the path
+    has_value = not path.endswith(f".{name}")  # a name that is a key of a mapping is part of the path
     return RecipeError([Problem(path, reason, remedy.strip(), name if has_value else None, has_value)])
 
 
