@@ -118,7 +118,8 @@ def _kinds(section: type) -> list[tuple[str, list[str]]]:
             walk(each, path)
         for name, below in node.get("properties", {}).items():
             if name == "kind" and path:
-                found.setdefault(f"{path}.kind", []).extend(below.get("enum", [below.get("const")]))
+                named = below.get("enum", [below["const"]] if "const" in below else [])  # none: of the user's own
+                found.setdefault(f"{path}.kind", []).extend(named)
             walk(below, f"{path}.{name}".strip("."))
 
     walk(schema, "")

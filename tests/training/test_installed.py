@@ -4,7 +4,6 @@ import importlib
 import importlib.metadata
 import io
 import os
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,7 +157,7 @@ def test_a_component_of_another_package_takes_part_in_a_run_and_is_resumed(
                 "training.components.broken: importing it from package broken-module 1.2 (broken_module:Anything) "
                 "failed: ModuleNotFoundError: No module named 'no_such_library'. Repair that package.",
                 "training.components.movment: no installed package has a component of this name.",
-                "Installed: broken, crashing, misnamed, model, movement, nothing, twice",
+                "Did you mean movement or model?",
                 "training.components.movement.scale = 'big': Input should be a valid number",
                 "training.components.movement.more = 1: Extra inputs are not permitted. Options: scale.",
             ],
@@ -167,7 +166,10 @@ def test_a_component_of_another_package_takes_part_in_a_run_and_is_resumed(
             {"twice": {}},
             ["several packages have a component of this name: package broken-module 1.2", "its-module 1.2"],
         ),
-        ({"nothing": {}}, ["(its_module:nothing) is no subclass of hlat.training.components.TrainingComponent"]),
+        (
+            {"nothing": {}},
+            ["(its_module:nothing) is of type int, and not a subclass of hlat.training.components.TrainingComponent"],
+        ),
         ({"model": {}}, ["training.components.model: the name is reserved for hlat's own state."]),
     ],
 )
@@ -184,18 +186,6 @@ def test_all_problems_are_named_at_once_here_and_by_the_supervisor(
         assert str(before.value) == str(raised.value)
 
 
-def test_the_example_of_the_documentation_works(tmp_path: Path, content: dict[str, Any], monkeypatch) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
-    (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (entry,) = re.findall(r'largest-weight = "my_package:(\w+)"', page)
-    package(tmp_path / "site", "my-package", source, {"largest-weight": f"my_package:{entry}"})
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    stream = io.StringIO()
-    run(asking(content, **{"largest-weight": {"every_steps": 3}}), stream=stream)
-    assert stream.getvalue().count("largest weight ") == 2
-    assert any(name.startswith("largest-weight.model.") for name in open_checkpoint(resolve(tmp_path / "run")).tensors)
-
-
 def test_the_state_of_a_component_has_its_name(installed: Path, content: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match="its state is called model; it has to be called misnamed"):
         run(asking(content, misnamed={}), stream=io.StringIO())
@@ -210,5 +200,5 @@ def test_no_process_starts_if_a_package_cannot_be_imported(
     path = os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")])
     done = cli("train", file, "--nproc", "2", env={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 2
-    assert "training.components: importing crashing ended its process with exit code 5" in done.stderr
+    assert "importing crashing ended its process with exit code 5" in done.stderr
     assert not (tmp_path / "run").exists()

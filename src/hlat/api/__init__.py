@@ -7,9 +7,9 @@
                 -> compile_cache, unpack_cache
                 -> submit_slurm, submit_kubernetes, launch_local: train on several hosts
 
-Nothing is printed: progress and messages are log records of the logger ``hlat``. Mistakes are ``HlatError``s. What
-computing needs in a process (environment variables, settings of torch, random generators, signal handlers) is restored
-when a function returns or raises.
+Nothing is printed but the line of progress of ``train``, on a terminal or in a notebook: messages are log records of
+the logger ``hlat``. Mistakes are ``HlatError``s. What computing needs in a process (environment variables, settings of
+torch, random generators, signal handlers) is restored when a function returns or raises.
 """
 
 import logging

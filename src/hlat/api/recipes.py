@@ -17,7 +17,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from hlat.config import Problem, Recipe, RecipeError, field_called, parse_recipe, short
+from hlat.config import (
+    OptimizerConfig,
+    OwnPart,
+    Problem,
+    Recipe,
+    RecipeError,
+    field_called,
+    own_parts,
+    parse_recipe,
+    short,
+)
 from hlat.config import load_recipe as read_recipe
 from hlat.runtime.errors import LaunchError
 
@@ -229,6 +239,41 @@ def recipe_job(
         # JSON is YAML: processes load it as any other recipe file.
         file.write_text(json.dumps(recipe.model_dump(mode="json")), encoding="utf-8")
         yield TrainingJob(str(file), (), *options)
+
+
+def with_own_parts(
+    recipe: Recipe | str | Path, overrides: Overrides, optimizer: Callable[..., Any] | None, components: Sequence[Any]
+) -> Recipe:
+    """Return a recipe that names objects of this process: an optimizer in place of its own, and more components."""
+    found = recipe if isinstance(recipe, Recipe) else read_recipe(recipe, override_words(overrides))
+    content = found.model_dump(mode="json")
+    if optimizer is not None:
+        options = optimizer.keywords if isinstance(optimizer, functools.partial) else {}
+        part = optimizer.func if isinstance(optimizer, functools.partial) else optimizer
+        # Of another optimizer's fields only those that every optimizer has.
+        kept = (
+            content["optimizer"]
+            if isinstance(found.optimizer, OwnPart)
+            else {name: content["optimizer"][name] for name in OptimizerConfig.model_fields}
+        )
+        content["optimizer"] = {**kept, **options, "kind": own_parts.give_part(part)}
+    content["training"]["components"] |= {own_parts.give_part(each): {} for each in components}
+    return parse_recipe(_plain_values(content), "the recipe")
+
+
+def refuse_objects(optimizer: object, components: Sequence[object], on_step: object) -> None:
+    """Raise LaunchError if objects of this process are given, for a run of several processes."""
+    found = [f"optimizer.kind={own_parts.give_part(optimizer)}"] if optimizer is not None else []
+    found += [f"training.components: {{{own_parts.give_part(each)}: {{}}}}" for each in components]
+    if found or on_step is not None:
+        remedy = (
+            f"Put them in a module beside the recipe, and name them there: {', '.join(found)}."
+            if found
+            else ("Use a training component, in a module that the recipe names (docs/extend.md).")
+        )
+        raise LaunchError(
+            f"optimizer, components and on_step are objects of this process, and others have none. {remedy}"
+        )
 
 
 def optional_text(path: str | Path | None) -> str | None:

@@ -12,13 +12,14 @@ of its class here (``outcome_error``).
 import logging
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hlat.api.recipes import Overrides, checks_arguments, recipe_job
+from hlat.api.recipes import Overrides, checks_arguments, recipe_job, refuse_objects, with_own_parts
 from hlat.api.records import metrics
 from hlat.config import Recipe
 from hlat.launch import (
@@ -38,6 +39,7 @@ from hlat.runtime.errors import HlatError, LaunchError, error_class
 if TYPE_CHECKING:
     from hlat.compilation import CompiledCache
     from hlat.rehearsal import RankReport, Rehearsal
+    from hlat.training import StepEnd, TrainingComponent
 
 
 @contextmanager
@@ -109,6 +111,10 @@ def train(
     profile: bool = False,
     allow_faults: bool = False,
     require_step: int | None = None,
+    optimizer: Callable[..., Any] | None = None,
+    components: "Sequence[type[TrainingComponent] | TrainingComponent]" = (),
+    on_step: "Callable[[StepEnd], object] | None" = None,
+    quiet: bool = False,
 ) -> TrainingResult:
     """Train a recipe, or resume its run: the newest valid checkpoint in its folder is loaded.
 
@@ -128,19 +134,30 @@ def train(
         profile: write a trace of steps 4 to 6 and a table of their time to the run's folder.
         allow_faults: inject the faults that the recipe lists; without it such a recipe is refused.
         require_step: resume from this step; fail unless it is the newest checkpoint.
+        optimizer: a class of your own in place of ``optimizer.kind``: a torch.optim.Optimizer or an OptimizerSpec, or
+            a functools.partial of it with options. Like ``components`` and ``on_step``, for one process.
+        components: training components of your own, classes or objects, besides those of the recipe.
+        on_step: called after each step with its ``step``, ``result`` (loss, gradient norm, learning rate) and
+            ``is_last``.
+        quiet: show no line of progress; without it there is one on a terminal and in a notebook.
 
     Raises:
         RecipeError: the recipe has problems, or does not fit the number of processes.
+        LaunchError: objects of this process are given, and the run has several.
         HlatError: the run cannot start or continue; the subclass and the message say why and what would work.
     """
     least, most = parse_nproc(nproc)
+    if optimizer is not None or components:
+        recipe, overrides = with_own_parts(recipe, overrides, optimizer, components), ()
+    if nodes is not None or most > 1:
+        refuse_objects(optimizer, components, on_step)
     with recipe_job(recipe, overrides, profile, allow_faults, require_step) as job:
         if nodes is not None or most > 1:
             # A process of torchrun or Slurm that started others would start too many.
             refuse_worker(nproc)
             hosts = None if nodes is None else HostOptions(nodes, node, address)
             return _train_supervised(job, least, most, hosts)
-        return _train_here(job)
+        return _train_here(job, () if on_step is None else (on_step,), quiet)
 
 
 @checks_arguments
@@ -204,13 +221,17 @@ def rehearse(
         )
 
 
-def _train_here(job: TrainingJob) -> TrainingResult:
+def _train_here(job: TrainingJob, on_step: "Sequence[Callable[[StepEnd], object]]", quiet: bool) -> TrainingResult:
     from hlat.runtime.process import rank_info
-    from hlat.tracking import LogStream
+    from hlat.tracking import LogStream, StepLine
 
     with restored(), LogStream(_LOG) as stream:
-        recipe = job.load(rank_info().world)
-        outcome = job.train_here(recipe, stream=stream)
+        here = rank_info()
+        recipe = job.load(here.world)
+        if not quiet and here.rank == 0 and StepLine.can_be_seen(sys.stdout):
+            line = StepLine(sys.stdout, recipe.total_steps)
+            on_step = (*on_step, lambda end: line.show(end.step, lambda: float(end.result.loss), end.is_last))
+        outcome = job.train_here(recipe, stream=stream, on_step=on_step)
         return _result(recipe, outcome.step, outcome.reason, outcome.checkpoint)
 
 

@@ -28,7 +28,7 @@ from hlat.checkpoint.protocol.reader import MANIFEST_NAME, Checkpoint, hash_file
 from hlat.checkpoint.saved_run import differing_tokenizers, software_versions, stored_tokenizer_files
 from hlat.checkpoint.state import MODEL
 from hlat.checkpoint.stored_model import model_config, weights_prefix
-from hlat.config import ARCHITECTURES, ModelConfig
+from hlat.config import ModelConfig, architecture_entry
 from hlat.runtime.errors import CheckpointError
 from hlat.runtime.terminal import TABLE_ROWS, listed
 
@@ -175,7 +175,7 @@ def _common_model(checkpoints: Sequence[Checkpoint]) -> ModelConfig:
 def _computed_with(config: ModelConfig) -> dict[str, Any]:
     """Fields of the model section that change what the weights compute, with their defaults resolved."""
     fields: dict[str, Any] = config.model_dump(exclude=_NOT_COMPUTED_WITH)
-    architecture = ARCHITECTURES[config.architecture].computes_as
+    architecture = architecture_entry(config.architecture).computes_as
     return fields | {"architecture": architecture, "kv_heads": config.n_kv_heads, "head_dim": config.n_head_dim}
 
 

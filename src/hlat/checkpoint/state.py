@@ -27,7 +27,6 @@ from hlat.runtime.randomness import rng_state, set_rng_state
 
 MODEL = "model."
 OPTIMIZER = "optimizer."
-STEP = OPTIMIZER + "step"
 RNG = "rng."
 _OWN_NAMES = ("model", "optimizer", "rng", "data")
 
@@ -74,8 +73,8 @@ def collect(
     ]
     if optimizer is None:
         return chunks
-    step = torch.tensor(int(_step(parameters, optimizer)), dtype=torch.int64)
-    replicated = {STEP: step} | {RNG + name: tensor for name, tensor in rng_state().items()}
+    numbers = {OPTIMIZER + name: number for name, number in optimizer.numbers().items()}
+    replicated = numbers | {RNG + name: tensor for name, tensor in rng_state().items()}
     for state in extra:
         replicated |= {f"{state.name}.{name}": tensor for name, tensor in state.replicated.items()}
     return chunks + replicated_chunks(replicated)
@@ -99,16 +98,15 @@ def restore(
     local_tensors = _local_tensors(parameters, optimizer, extra)
     expected = _full_tensors(config, local_tensors)
     if optimizer is not None:
-        expected[STEP] = torch.empty((), dtype=torch.int64, device="meta")
+        expected |= {OPTIMIZER + name: number.to("meta") for name, number in optimizer.numbers().items()}
     replicated = {f"{state.name}.{name}": tensor for state in extra for name, tensor in state.replicated.items()}
     expected |= replicated
     # Before the first change, so that a checkpoint that does not fit changes nothing.
     checkpoint.check(expected)
     _read(checkpoint, local_tensors)
     if optimizer is not None:
-        step = checkpoint.read([STEP])[STEP]
-        for entry in optimizer.state.values():
-            entry["step"].fill_(step.item())
+        numbers = checkpoint.read([OPTIMIZER + name for name in optimizer.numbers()])
+        optimizer.load_numbers({name.removeprefix(OPTIMIZER): number for name, number in numbers.items()})
         set_rng_state(checkpoint.load(RNG))
     for name, saved in checkpoint.read(replicated).items():
         replicated[name].copy_(saved)
@@ -176,12 +174,6 @@ def _states(parameters: Sequence[LocalParameter], optimizer: Optimizer) -> list[
         for parameter, tensor in zip(parameters, tensors, strict=True)
         if tensor is not None
     ]
-
-
-def _step(parameters: Sequence[LocalParameter], optimizer: Optimizer) -> float:
-    steps = {float(optimizer.state[local.parameter]["step"]) for local in parameters}
-    assert len(steps) == 1, "every parameter is updated in every step"
-    return steps.pop()
 
 
 def _offsets(parameter: LocalParameter, row_block: RowBlock) -> tuple[int, ...]:

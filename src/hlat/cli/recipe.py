@@ -157,14 +157,18 @@ def _checked(
     def load() -> "Recipe":
         return hlat.load_recipe(recipe, overrides, world=nproc if world is None else world)
 
-    if no_files:
-        return load(), ()
-    from hlat.launch import Here, load_and_check
+    from hlat.launch import Here, check_extensions, load_and_check
 
-    # With a world of other machines, the device, memory and disk here say nothing.
-    elsewhere = nproc is None and world is not None
-    report = load_and_check(load, Here(None if elsewhere else nproc or 1, world or nproc or 1))
-    return report.recipe, report.notes
+    if no_files:
+        found, notes = load(), ()
+    else:
+        # With a world of other machines, the device, memory and disk here say nothing.
+        elsewhere = nproc is None and world is not None
+        report = load_and_check(load, Here(None if elsewhere else nproc or 1, world or nproc or 1))
+        found, notes = report.recipe, report.notes
+    if found.own_parts:
+        check_extensions(found, world or nproc or found.parallel.model_ranks)
+    return found, notes
 
 
 def _precision(recipe: "Recipe") -> str:

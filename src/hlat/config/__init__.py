@@ -35,15 +35,17 @@ __getattr__ = lazily(
         "nxdt": "recipe_from_nxdt",
         "recipe": "BatchSchedule Recipe recipe_schema",
         "recipe_rules": "LONGEST_PERIOD model_problems whole_weights",
-        "sections.base": "Section",
+        "sections.base": "OwnPart Section",
         "sections.data": "DataConfig",
         "sections.model": (
-            "ARCHITECTURES LinearScaling Llama3Scaling ModelConfig RopeConfig exported_family written_fields"
+            "ARCHITECTURES LinearScaling Llama3Scaling ModelConfig RopeConfig architecture_entry exported_family "
+            "written_fields"
         ),
         "sections.operation": "AnomalyConfig CheckpointConfig FaultConfig RecoveryConfig TrackingConfig refuse_faults",
         "sections.training": (
-            "AdamWConfig INTERLEAVED MuonConfig OptimizerConfig ParallelConfig PrecisionConfig RampStage RunConfig "
-            "Schedule ScheduleConfig ZERO_BUBBLE compile_obstacle default_virtual_stages"
+            "AdamWConfig INTERLEAVED MuonConfig OptimizerConfig OwnOptimizerConfig OwnScheduleConfig "
+            "ParallelConfig PrecisionConfig RampStage RunConfig Schedule ScheduleConfig ZERO_BUBBLE "
+            "compile_obstacle default_virtual_stages"
         ),
         "yaml_files": "RECIPE_ENDINGS apply_overrides find_recipe load_yaml",
     },

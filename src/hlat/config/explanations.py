@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 from hlat.config.errors import Problem, short
 from hlat.config.recipe import Recipe
 from hlat.config.sections.base import Section
+from hlat.config.sections.training import OWN
 from hlat.runtime.backend.table import OTHER_DEVICE_NAMES
 from hlat.runtime.terminal import NAMED, VERBOSE_ENV, is_verbose
 
@@ -179,13 +180,16 @@ def explain(detail: ErrorDetails) -> Problem:
 
 def _wrong_kind(path: str, detail: ErrorDetails) -> Problem:
     union = _sections_at((*detail["loc"],))
-    kinds = [kind for each in union for kind in typing.get_args(each.model_fields["kind"].annotation)]
+    kinds = [tag for each in union for tag in _tags(each) if tag != OWN]
     section = detail["input"]
     given = section.get("kind") if isinstance(section, dict) else None
     known = f"Known: {', '.join(kinds)}."
     if given is None:
         return Problem(f"{path}.kind", "is required.", known)
-    return Problem(f"{path}.kind", "there is no such kind.", f"{suggestion(str(given), kinds)}{known}", given, True)
+    known = f"{suggestion(str(given), kinds)}{known}"
+    if any(OWN in _tags(each) for each in union):
+        known += " One of your own is package.module:Name (docs/extend.md)."
+    return Problem(f"{path}.kind", "there is no such kind.", known, given, True)
 
 
 def suggestion(name: str, known: typing.Iterable[str]) -> str:
@@ -342,7 +346,7 @@ def _sections_at(location: tuple[int | str, ...]) -> list[type[Section]]:
     for part in location:
         if len(candidates) > 1:
             # pydantic puts the tag of the union's member into the location.
-            candidates = [c for c in candidates if part in typing.get_args(c.model_fields["kind"].annotation)]
+            candidates = [c for c in candidates if part in _tags(c)]
         elif candidates and isinstance(part, str):
             field = candidates[0].model_fields.get(part)
             candidates = _section_classes(field.annotation) if field is not None else []
@@ -360,7 +364,12 @@ def _is_tag(before: tuple[int | str, ...], part: int | str) -> bool:
     section = _section_at(before[:-1])
     field = section.model_fields.get(str(before[-1])) if section is not None else None
     union = _section_classes(field.annotation) if field is not None else []
-    return len(union) > 1 and any(part in typing.get_args(c.model_fields["kind"].annotation) for c in union)
+    return len(union) > 1 and any(part in _tags(c) for c in union)
+
+
+def _tags(section: type[Section]) -> tuple[Any, ...]:
+    """Return the tags under which a section is a member of a union."""
+    return typing.get_args(section.model_fields["kind"].annotation) or (OWN,)
 
 
 def _description(location: tuple[int | str, ...]) -> str:

@@ -19,6 +19,7 @@ from hlat.config.errors import Problem, RecipeError, plain_content, size_problem
 from hlat.config.explanations import FIELD_LIST, dotted_path, explain, explain_none, names_near, suggestion
 from hlat.config.layout_checks import Values
 from hlat.config.model_base import BASES, PRESETS, expand_model, read_hf_config
+from hlat.config.own_parts import search_beside
 from hlat.config.recipe import Recipe
 from hlat.config.recipe_rules import broken_rules, model_problems
 from hlat.config.sections.data import DataConfig
@@ -34,6 +35,7 @@ _EXPLAINED = 1_000  # errors in fields that are explained
 def load_recipe(path: str | Path, overrides: typing.Sequence[str] = (), *, world: int | None = None) -> Recipe:
     """Read a recipe file, or a shipped recipe, as ``parse_recipe`` does; RecipeError has every problem."""
     file = find_recipe(path)
+    search_beside(file)
     content, problems = apply_overrides(read_file(file), overrides)
     return _parse(content, problems, str(file), world)
 

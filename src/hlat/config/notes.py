@@ -65,7 +65,10 @@ def _learning_rate(recipe: Recipe) -> Iterator[str]:
 
 
 def _betas(recipe: Recipe) -> Iterator[str]:
-    first, second = recipe.optimizer.betas
+    betas = getattr(recipe.optimizer, "betas", ())
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        return  # an optimizer without moments
+    first, second = betas
     if not 0.5 <= first <= 0.99:
         yield f"optimizer.betas[0]={first:g}: the gradient is averaged over {_updates(first)}."
     if not 0.9 <= second <= 0.9999:
@@ -79,14 +82,14 @@ def _updates(beta: float) -> str:
 
 
 def _weight_decay(recipe: Recipe) -> Iterator[str]:
-    decay = recipe.optimizer.weight_decay
+    decay = getattr(recipe.optimizer, "weight_decay", 0.0)
     if decay > 0.5:
         share = min(1.0, decay * recipe.optimizer.lr)
         yield f"optimizer.weight_decay={decay:g}: each step at the peak takes away {share:.2%} of every weight."
 
 
 def _epsilon(recipe: Recipe) -> Iterator[str]:
-    eps = recipe.optimizer.eps
+    eps = getattr(recipe.optimizer, "eps", 1e-8)
     if eps > 1e-5:
         yield f"optimizer.eps={eps:g}: it outweighs the second moment of small gradients, whose updates shrink."
     elif eps < 1e-20:

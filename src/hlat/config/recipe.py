@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import ValidationError
+from pydantic import SerializeAsAny, ValidationError
 
 from hlat.config.errors import Problem, RecipeError
-from hlat.config.sections.base import ComponentSection, Section
+from hlat.config.own_parts import TASKS
+from hlat.config.sections.base import ComponentSection, OwnPart, Section
 from hlat.config.sections.data import DataConfig
 from hlat.config.sections.model import ModelConfig
 from hlat.config.sections.operation import (
@@ -122,7 +123,7 @@ class Recipe(Section):
 
     run: RunConfig = RunConfig()
     """Name, folder and device of the run."""
-    model: ModelConfig
+    model: SerializeAsAny[ModelConfig]
     """The decoder."""
     data: DataConfig
     """Text, tokenizer and samples."""
@@ -130,7 +131,7 @@ class Recipe(Section):
     """Sequences per step and per pass."""
     optimizer: AnyOptimizerConfig = AdamWConfig()
     """Optimizer and clipping."""
-    schedule: ScheduleConfig = ScheduleConfig()
+    schedule: SerializeAsAny[ScheduleConfig] = ScheduleConfig()
     """Learning rate over the steps."""
     training: TrainingConfig
     """Length of the run, seed and logging."""
@@ -203,6 +204,19 @@ class Recipe(Section):
         sections = [getattr(self.training, name) for name in type(self.training).model_fields]
         return sum(section.bytes_per_parameter for section in sections if isinstance(section, ComponentSection))
 
+    @property
+    def own_parts(self) -> list[str]:
+        """Names of the parts of the user's own; imports nothing."""
+        sections = (
+            (self.model, self.model.architecture),
+            (self.optimizer, self.optimizer.kind),
+            (self.schedule, self.schedule.kind),
+        )
+        named = [name for section, name in sections if isinstance(section, OwnPart)]
+        tasks = [task for task in self.evaluation.tasks if TASKS.has(task)]
+        more = (self.training.loss_terms, self.training.components, tasks, self.data.formats, self.tracking.trackers)
+        return [*named, *(name for names in more for name in names)]
+
     def in_mode(self, mode: str) -> "Recipe":
         # Validated again: model_copy would take any text for a mode.
         precision = PrecisionConfig.model_validate(self.precision.model_dump() | {"mode": mode})
@@ -245,6 +259,8 @@ def recipe_schema() -> dict[str, Any]:
     schema = Recipe.model_json_schema()
     schema.pop("required", None)  # an included file may hold any section
     schema["$defs"]["ModelConfig"].pop("required", None)  # a preset or a config.json may hold any number
+    for section, name in (("ModelConfig", "architecture"), ("ScheduleConfig", "kind")):
+        _allow_own(schema["$defs"][section], name)
     schema["properties"]["include"] = {
         "description": "Recipe file or files, relative to this one, whose sections lie underneath these.",
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
@@ -255,3 +271,12 @@ def recipe_schema() -> dict[str, Any]:
         "anyOf": [{"type": "string"}, {"type": "null"}],
     }
     return schema
+
+
+def _allow_own(section: dict[str, Any], name: str) -> None:
+    """Let a section of the schema name a part of the user's own, whose options are further fields."""
+    field = section["properties"][name]
+    field["anyOf"] = [{"enum": field.pop("enum")}, {"pattern": ":"}]
+    section["if"] = {"properties": {name: {"pattern": ":"}}, "required": [name]}
+    section["then"] = {"additionalProperties": True}
+    section["unevaluatedProperties"] = section.pop("additionalProperties")

@@ -15,7 +15,7 @@ from typing import Any
 from hlat.config.errors import Problem
 from hlat.config.layout_checks import Rule, Unavailable, Values, batches, divisors
 from hlat.config.layout_rules import LAYOUT_RULES, ROUNDING_RULES
-from hlat.config.sections.model import ARCHITECTURES, OPTIONS, ModelConfig
+from hlat.config.sections.model import ARCHITECTURES, OPTIONS, ModelConfig, architecture_entry
 from hlat.config.sections.operation import FaultConfig
 from hlat.config.sections.training import ZERO_BUBBLE, compile_obstacle
 from hlat.runtime.storage.object_stores import why_not_writable
@@ -178,7 +178,7 @@ def _divisors_near(n: int, wanted: int, count: int = 2) -> str:
 
 def _architecture(v: Values) -> Iterator[Problem]:
     name = v("model.architecture")
-    family = ARCHITECTURES[name]
+    family = architecture_entry(name)
     for option, none in OPTIONS.items():
         path = f"model.{option}"
         if option in family.free or path not in v or v(path) == family.fixed.get(option, none):

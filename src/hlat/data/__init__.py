@@ -21,6 +21,7 @@ from hlat.runtime.lazy import lazily
 if TYPE_CHECKING:
     from hlat.data.corpus_files import *
     from hlat.data.formats.base import *
+    from hlat.data.formats.registry import *
     from hlat.data.formats.rows import *
     from hlat.data.input_check import *
     from hlat.data.online.loader import *
@@ -44,6 +45,7 @@ __getattr__ = lazily(
     {
         "corpus_files": "list_files",
         "formats.base": "WHOLE_FILE",
+        "formats.registry": "own_format",
         "formats.rows": "InputFile Row",
         "input_check": "InputReport check_inputs",
         "online.loader": "OnlineData OnlineLoader StreamProgress",

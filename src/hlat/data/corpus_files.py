@@ -98,13 +98,13 @@ def _companion_path(main: str, pair: Companion) -> str:
     return head + pair.path(name) + tail
 
 
-def path_format(path: str, column: ColumnKind) -> FileFormat:
-    """Return the format of a path or URL; DataError if hlat does not read such files."""
+def path_format(path: str, column: ColumnKind, own: Sequence[str] = ()) -> FileFormat:
+    """Return the format of a path or URL, perhaps one of the user's own; DataError if hlat does not read such files."""
     if not is_url(path):
-        return format_of(Path(path), column)
+        return format_of(Path(path), column, own)
     name = Path(url_file_name(path))
     try:
-        return format_of(name, column)
+        return format_of(name, column, own)
     except DataError as error:
         # With the full URL: files in several folders may have the same name.
         raise DataError(str(error).replace(str(name), path, 1)) from error
@@ -235,6 +235,7 @@ class NumberedSource(NamedTuple):
     path: str
     column: SourceColumn
     name: str | None  # its name in the recipe, if it has one
+    formats: tuple[str, ...] = ()  # file formats of the user's own
 
 
 def numbered_sources(config: DataConfig) -> list[NumberedSource]:
@@ -244,9 +245,11 @@ def numbered_sources(config: DataConfig) -> list[NumberedSource]:
         (f"data.sources.{index}.path", source.path, default_column(config, source), source.name)
         for index, source in enumerate(config.sources)
     )
-    numbered = [NumberedSource(number, *each) for number, each in enumerate([*own, *others])]
+    numbered = [NumberedSource(number, *each, config.formats) for number, each in enumerate([*own, *others])]
     if (path := config.validation.path) is not None:
-        numbered.append(NumberedSource(-1, "data.validation.path", path, default_column(config), "validation"))
+        numbered.append(
+            NumberedSource(-1, "data.validation.path", path, default_column(config), "validation", config.formats)
+        )
     return numbered
 
 
@@ -287,7 +290,8 @@ def files_of_source(source: NumberedSource, cache: Cache) -> list[SourceFile]:
     files, findings = list[SourceFile](), list[FileFinding]()
     for listed in listing.files:
         try:
-            files.append(source_file(listed, listing.cached_store, path_format(listed.path, column.kind)))
+            file_format = path_format(listed.path, column.kind, source.formats)
+            files.append(source_file(listed, listing.cached_store, file_format))
         except DataError as error:
             findings.append(FileFinding.of_error(listed.path, error))
     refuse(path, findings, SourceNotFoundError)

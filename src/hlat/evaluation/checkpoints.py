@@ -30,7 +30,7 @@ from hlat.checkpoint import (
     resolve,
     saved_precision_mode,
 )
-from hlat.config import ModelConfig, Recipe
+from hlat.config import ModelConfig, Recipe, own_parts
 from hlat.data import (
     MANIFEST_FILE,
     PreparedData,
@@ -282,6 +282,9 @@ def _evaluate(folder: Path, path: Path, tasks: Sequence[str | Path], weights: st
 
 
 def _open_evaluation(recipe: Recipe, prepared: PreparedData, tasks: Sequence[str | Path]) -> Evaluation:
+    # A checkpoint comes from anywhere: functions that it names are not called.
+    files = tuple(task for task in recipe.evaluation.tasks if not own_parts.TASKS.has(task))
+    recipe = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"tasks": files})})
     prepare_validation_sets(recipe, prepared)
     evaluation = open_evaluation(recipe, prepared, open_validation_sets(recipe))
     more = read_requests(tasks)

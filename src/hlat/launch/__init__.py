@@ -44,7 +44,7 @@ __getattr__ = lazily(
         "run_request": "RunRequest",
         "slurm": "SlurmOptions SlurmSubmission batch_script cancel_job job_log job_state submit_script",
         "start_checks": "Here",
-        "start_examination": "load_and_check",
+        "start_examination": "check_extensions load_and_check",
         "supervision.incidents": "RunOutcome",
         "supervision.local_run": "run_processes supervise",
         "supervision.supervisor": "Supervision Voice",

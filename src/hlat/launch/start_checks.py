@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hlat.config import ZERO_BUBBLE, DataConfig, Problem, Recipe, RunConfig, SettingNote, model_differences
+from hlat.config import ZERO_BUBBLE, DataConfig, Problem, Recipe, RunConfig, SettingNote, model_differences, own_parts
 from hlat.launch.preflight.request import available_memory, memory_limit
 from hlat.model import count_parameters
 from hlat.runtime.backend import torch_private
@@ -142,7 +142,7 @@ def check_task_files(place: StartPlace) -> Iterator[Problem]:
     """Yield the files of tasks that do not exist."""
     evaluation = place.sections.get("evaluation")
     for index, path in enumerate(() if evaluation is None else evaluation.tasks):
-        if reason := absence(path):
+        if not own_parts.TASKS.has(path) and (reason := absence(path)):
             remedy = "`hlat evaluate --render` writes such files."
             yield Problem(f"evaluation.tasks.{index}", f"{reason}.", remedy, path, True)
 

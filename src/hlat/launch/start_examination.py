@@ -3,8 +3,8 @@
     load the recipe --> its problems ------------------------------+
     START_CHECKS on its valid sections, in a forked process -------+--load_and_check--> one RecipeError, or StartReport:
                                                                                         the recipe and warnings
-    packages of hosted trackers are found; a process of its own imports components of other packages
-        --check_extensions--> RecipeError or LaunchError with the package's name
+    packages of hosted trackers are found; a process of its own imports the parts of the user's own
+        --check_extensions--> RecipeError or LaunchError with their names
 
 A supervisor stays small: it neither imports libraries of file formats nor torch, and forks the process that trains. So
 its checks run in processes of their own, which end at once.
@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from hlat.config import Fix, Problem, Recipe, RecipeError, SettingNote
+from hlat.config import Fix, Problem, Recipe, RecipeError, SettingNote, own_parts
 from hlat.launch.start_checks import TOKENIZER_NOTE, VALIDATION_NOTE, Here, StartPlace
 from hlat.runtime.errors import LaunchError
 from hlat.tracking import check_installed
@@ -117,41 +117,43 @@ def _answer(place: StartPlace, sender: Connection) -> None:
 _SHOWN_ERROR = 1000  # last characters of what a failing import printed
 
 
-def check_extensions(recipe: Recipe) -> None:
-    """Check hosted trackers and components of other packages.
+def check_extensions(recipe: Recipe, world: int) -> None:
+    """Check hosted trackers and the parts of the user's own.
 
     Raises:
-        LaunchError: the package of a hosted tracker is not installed, or importing a component ended the process.
-        RecipeError: components are not there, or cannot be imported, or their options are invalid; lists all of them.
+        LaunchError: the package of a hosted tracker is not installed, or importing a part ended the process.
+        RecipeError: parts are not there, or cannot be imported, or do not fit; lists all problems.
     """
     check_installed(recipe.tracking)
-    if not recipe.training.components:
+    if not recipe.own_parts:
         return
-    program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import import_components; import_components()"
+    program = (
+        f"import sys; sys.path[:] = {[*sys.path, *own_parts.search_folders()]!r}; from {__name__} import import_parts; "
+        f"import_parts({world})"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], input=recipe.model_dump_json(), capture_output=True, text=True, check=False
     )
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
-        names = ", ".join(recipe.training.components)
         raise LaunchError(
-            f"training.components: importing {names} ended its process with exit code {done.returncode}: "
+            f"importing {', '.join(recipe.own_parts)} ended its process with exit code {done.returncode}: "
             f"{done.stderr[-_SHOWN_ERROR:].strip()}"
         )
     if problems := json.loads(lines[-1]):  # a package may print when it is imported
         raise RecipeError([Problem(**problem) for problem in problems])
 
 
-def import_components() -> None:
-    """Import the components of the recipe on standard input; print their problems as a line of JSON."""
-    from hlat.training import installed_components  # noqa: PLC0415  (imports torch)
+def import_parts(world: int) -> None:
+    """Import the own parts of the recipe on standard input; print their problems as a line of JSON."""
+    from hlat.training import check_own_parts  # noqa: PLC0415  (imports torch)
 
     problems: list[dict[str, object]] = []
     try:
-        installed_components(Recipe.model_validate_json(sys.stdin.read()))
+        check_own_parts(Recipe.model_validate_json(sys.stdin.read()), world)
     except RecipeError as error:
         for each in error.problems:
             value = {"value": each.value, "has_value": True} if each.has_value else {}
             problems.append({"path": each.path, "reason": each.reason, "remedy": each.remedy, **value})
     # A package may have printed half a line.
-    print("\n" + json.dumps(problems))  # noqa: T201
+    print("\n" + json.dumps(problems, default=str))  # noqa: T201

@@ -129,7 +129,7 @@ def accepted_run(
     for note in report.notes if all_notes else report.before_training:
         tell = voice.complain if note.kind == "warning" else voice.say
         tell(f"{note.kind}: {note}")
-    check_extensions(recipe)
+    check_extensions(recipe, world)
     with metrics_server(recipe, voice.say) as observe:
         yield recipe, Supervision(recipe.run_dir, recipe.recovery, voice, observe)
 

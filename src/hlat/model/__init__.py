@@ -27,7 +27,7 @@ __getattr__ = lazily(
     __name__,
     {
         "activations": "ActivationBytes RankWorkload activation_bytes",
-        "architectures": "model_spec",
+        "architectures": "architecture_of model_spec",
         "kernels.attention": (
             "ATTENTION attend attention_heads attention_is_used_on attention_kernel builds_masks "
             "describe_attention deterministic_by_default head_sums_shape recipe_heads"
@@ -44,7 +44,7 @@ __getattr__ = lazily(
         "kernels.source": "begin_compilation",
         "kv_cache": "DeviceKVCache KVCache LayerCache",
         "layers": "DecoderBlock",
-        "loss": "CrossEntropy HEAD_ROWS Head IGNORED Reduction head_loss next_tokens row_losses",
+        "loss": "CrossEntropy HEAD_ROWS Head IGNORED Reduction head_loss loss_terms next_tokens row_losses",
         "kernels.matmul": "Linear computing_as_simulated product_library split_backward",
         "parameter_layout": (
             "EMBEDDING HEAD RowBlock RowLayout canonical_shapes check_canonical check_layers merge_tied "

@@ -13,7 +13,15 @@ from typing import Any
 
 import torch
 
-from hlat.config import ARCHITECTURES, Llama3Scaling, ModelConfig, Problem, RecipeError, exported_family, written_fields
+from hlat.config import (
+    Llama3Scaling,
+    ModelConfig,
+    Problem,
+    RecipeError,
+    architecture_entry,
+    exported_family,
+    written_fields,
+)
 
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float64: "float64"}
 
@@ -59,9 +67,12 @@ def _token_ids(value: Any) -> TokenIds:
 def hf_class(config: ModelConfig, family: str | None = None) -> HFClass:
     """Return the transformers class that computes the same function as the model, of a family if one is given."""
     name, options = family or exported_family(config.architecture, config.options), config.options
+    if not (class_name := architecture_entry(name).class_name):
+        reason = "transformers has no class of this architecture, so it cannot be exported."
+        raise RecipeError([Problem("model.architecture", reason, "Use hlat evaluate and hlat generate.", name, True)])
     # attention_bias of transformers includes an output bias.
     has_output_bias = written_fields(name, options).get("attention_bias", False)
-    return HFClass(name, ARCHITECTURES[name].class_name, zero_output_bias=has_output_bias)
+    return HFClass(name, class_name, zero_output_bias=has_output_bias)
 
 
 def config_json(

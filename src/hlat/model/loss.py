@@ -10,19 +10,25 @@ forward pass; backward multiplies them by the incoming gradient.
 
 With a z-loss, gradients are those of the loss plus ``z_loss`` log(Z)^2 per token, where Z is the sum of the
 exponentials of its logits (PaLM, arXiv 2204.02311, section 5; OLMo 2, arXiv 2501.00656): it keeps logits from drifting.
-The value remains the cross-entropy, so that losses with and without it can be compared.
+The value remains the cross-entropy, so that losses with and without it can be compared. Terms of the user's own
+(``LossTerm``) are functions of three numbers of a token, whatever the sharding: log(Z), the logit of its label, and the
+mean of its logits. Autograd gives their slopes, and the gradient by a logit follows:
+
+    d term / d logit = slope of log(Z) * exp(logit) / Z + (slope of the label, at the label) + slope of the mean / V
 
 Tensor suffixes: N tokens, D width, V vocabulary, v local vocabulary rows (all, or this rank's), n tokens of a chunk.
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from hlat.config import Problem, RecipeError, own_parts
 from hlat.model.kernels.library import block_rows, check_operand, check_rows, fields, has_kernels, operator, run
 from hlat.model.kernels.matmul import linear, matmul
 from hlat.model.pointwise import accumulation_dtype
@@ -108,6 +114,62 @@ def _run_loss(name: str, logits_NV: torch.Tensor, **tensors: torch.Tensor) -> No
         run(name, logits_NV.dtype, arguments, len(logits_NV), block_rows(width))
 
 
+# Function of log(Z), the logit of the label and the mean logit of each token, (N,) each, to what is added to the
+# token's loss, (N,); keyword arguments are its options.
+LossTerm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def loss_terms(sections: Mapping[str, Mapping[str, Any]]) -> list[LossTerm]:
+    """Import the loss terms of ``training.loss_terms``, with their options; RecipeError lists what is wrong."""
+    found: list[LossTerm] = []
+
+    def load(name: str, values: Mapping[str, Any]) -> None:
+        path = f"training.loss_terms.{name}"
+        part = own_parts.load_part(own_parts.LOSSES, path, name, "a function of tensors", callable)
+        options = own_parts.read_options(own_parts.options_class(part, given=_STATISTICS), values, path)
+        term = partial(part, **options.model_dump())
+        if reason := _term_problem(term):
+            remedy = "docs/extend.md has an example."
+            raise RecipeError([Problem(path, reason, remedy)])
+        found.append(term)
+
+    if problems := own_parts.gather_problems(partial(load, name, values) for name, values in sections.items()):
+        raise RecipeError(problems)
+    return found
+
+
+_STATISTICS = ("log_z", "label", "mean")  # arguments of a loss term
+
+
+def _term_problem(term: LossTerm) -> str:
+    """Say why a term cannot be used, found with a few numbers; empty if it can."""
+    inputs = [torch.linspace(low, high, 8) for low, high in ((1.0, 3.0), (-1.0, 0.9), (-0.5, 0.5))]
+    try:
+        values, slopes = _term_slopes([term], inputs)
+        halves = [_term_slopes([term], [each[rows] for each in inputs]) for rows in (slice(4), slice(4, 8))]
+    except Exception as error:  # code of the user's own may raise anything
+        return f"it fails on numbers of 8 tokens: {type(error).__name__}: {error}."
+    joined = torch.cat([torch.stack((part[0], *part[1])) for part in halves], dim=1)
+    if not torch.allclose(joined, torch.stack((values, *slopes)), rtol=1e-5, atol=1e-6):
+        return "the term of a token depends on other tokens, of which another rank may have some."
+    return ""
+
+
+def _term_slopes(
+    terms: Sequence[LossTerm], statistics: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return the sum of terms for each token, and its derivatives by the statistics."""
+    with torch.enable_grad():
+        inputs = [each.detach().requires_grad_() for each in statistics]
+        values = torch.stack([term(*inputs) for term in terms]).sum(0)
+        if values.shape != inputs[0].shape:
+            raise ValueError(f"it returns shape {tuple(values.shape)} for tokens of shape {tuple(inputs[0].shape)}")
+        slopes = torch.autograd.grad(values.sum(), inputs, allow_unused=True)
+    return values.detach(), [
+        torch.zeros_like(each) if slope is None else slope for each, slope in zip(inputs, slopes, strict=True)
+    ]
+
+
 class CrossEntropy:
     """Cross-entropy of a chunk of logits, and its gradient; the vocabulary may be sharded over processes.
 
@@ -121,6 +183,7 @@ class CrossEntropy:
     def __init__(self, first_row: int = 0, columns: int | None = None) -> None:
         self._first_row, self._columns = first_row, columns
         self.z_loss = 0.0  # factor of log(Z)^2, the term that only gradients have
+        self.terms: Sequence[LossTerm] = ()  # further terms, which only gradients have too
 
     def chunk(self, columns: int, width: int) -> int:
         """Number of tokens of a chunk of logits, for hidden states of a width; the same on every process."""
@@ -170,7 +233,8 @@ class CrossEntropy:
         row_N = (labels_N - self._first_row).to(torch.int64)
         here_N = (row_N >= 0) & (row_N < logits_Nv.shape[1])
         # A compiler fuses the plain formulas itself.
-        fused = not torch.compiler.is_compiling() and has_kernels(logits_Nv)
+        fused = not torch.compiler.is_compiling() and has_kernels(logits_Nv) and not self.terms
+        means_N = self._means(logits_Nv) if self.terms and gradient else None
         sums = self._fused_sums if fused else self._plain_sums
         peak_N, total_N, label_N, exp_Nv = sums(logits_Nv, row_N, here_N)
         total_N, label_N = self.reduce_sum(torch.stack((total_N, label_N)))
@@ -181,6 +245,14 @@ class CrossEntropy:
         factor_N = counted_N / total_N
         if self.z_loss:  # d (log Z)^2 / d logit = 2 log Z exp(logit) / Z
             factor_N *= 1 + 2 * self.z_loss * (peak_N + total_N.log())
+        if means_N is not None:
+            statistics = (peak_N + total_N.log(), peak_N + label_N, means_N[0])
+            _, slopes = _term_slopes(self.terms, statistics)
+            by_z_N, by_label_N, by_mean_N = (slope_N.masked_fill(~counted_N, 0) for slope_N in slopes)
+            exp_Nv.mul_((factor_N + by_z_N / total_N).unsqueeze(1)).add_((by_mean_N / means_N[1]).unsqueeze(1))
+            at_label_N = (by_label_N - 1) * (here_N & counted_N)
+            exp_Nv.scatter_add_(1, row_N.masked_fill(~here_N, 0).unsqueeze(1), at_label_N.unsqueeze(1))
+            return loss_N, exp_Nv.to(logits_Nv.dtype)
         # Labels of other processes, and missing ones, become -1: the kernel subtracts no 1 for them.
         here_N &= counted_N
         if fused:
@@ -189,6 +261,12 @@ class CrossEntropy:
         grad_Nv = exp_Nv.mul_(factor_N.unsqueeze(1))
         grad_Nv.scatter_add_(1, row_N.masked_fill(~here_N, 0).unsqueeze(1), -here_N.to(grad_Nv.dtype).unsqueeze(1))
         return loss_N, grad_Nv.to(logits_Nv.dtype)
+
+    def _means(self, logits_Nv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the mean logit of each token over the complete vocabulary, and the size of that: (N,) each."""
+        sums_N = logits_Nv.sum(-1, dtype=accumulation_dtype(logits_Nv.dtype))
+        sums_N, columns_N = self.reduce_sum(torch.stack((sums_N, torch.full_like(sums_N, logits_Nv.shape[1]))))
+        return sums_N / columns_N, columns_N
 
     def score(self, logits_Nv: torch.Tensor, tokens_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute log-probabilities of given tokens, and if each is the most likely one (the first of equally likely).

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "base": "COUNTER_BYTES LocalMatrices MatrixFunction Optimizer OptimizerSpec WholeMatrices learning_rate",
+        "base": (
+            "COUNTER_BYTES LocalMatrices MatrixFunction Optimizer OptimizerSpec WholeMatrices check_schedule "
+            "learning_rate"
+        ),
         "cpu_kernels": "square_sums",
         "table": "build_optimizer optimizer_spec",
     },

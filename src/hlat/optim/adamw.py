@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from hlat.config import OptimizerConfig
+from hlat.config import AdamWConfig
 from hlat.model import LocalParameter, local
 from hlat.optim import adamw_reference as reference
 from hlat.optim.adamw_reference import Kernel, Operands, RoundingStreams, rounding_of
@@ -231,7 +231,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 _STEP = without_tracing(torch.optim.AdamW.step)
 
 
-class AdamWSpec(OptimizerSpec[OptimizerConfig]):
+class AdamWSpec(OptimizerSpec[AdamWConfig]):
     """AdamW: two moments for every element, and a compensation in the mode bf16-kahan."""
 
     update_bytes = 30.0  # reads weight, gradient, two moments (fp32); writes three of them and a copy
@@ -251,7 +251,7 @@ class AdamWSpec(OptimizerSpec[OptimizerConfig]):
         self, parameters: Sequence[LocalParameter], seed: int = 0, matrices: WholeMatrices | None = None
     ) -> Optimizer:
         config = self.config
-        groups = decay_groups(parameters, config)
+        groups = decay_groups(parameters, config.weight_decay, config.decay_norms)
         if MODES[self.mode].weights == torch.bfloat16:
             return Bf16AdamW(
                 groups,
@@ -274,12 +274,12 @@ class AdamWSpec(OptimizerSpec[OptimizerConfig]):
 
 
 def decay_groups(
-    parameters: Sequence[LocalParameter], config: OptimizerConfig
+    parameters: Sequence[LocalParameter], weight_decay: float, decay_norms: bool
 ) -> list[tuple[list[LocalParameter], float]]:
     """Group parameters, matrices first, each group with its weight decay; empty groups are left out."""
     matrices = [each for each in parameters if each.parameter.ndim >= 2]
     vectors = [each for each in parameters if each.parameter.ndim < 2]
-    groups = [(matrices, config.weight_decay), (vectors, config.weight_decay if config.decay_norms else 0.0)]
+    groups = [(matrices, weight_decay), (vectors, weight_decay if decay_norms else 0.0)]
     return [(members, decay) for members, decay in groups if members]
 
 

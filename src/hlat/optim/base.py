@@ -12,12 +12,13 @@ Plans ask the ``OptimizerSpec``, which exists before any tensor; training, rehea
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
-from hlat.config import OptimizerConfig, ScheduleConfig
+from hlat.config import OptimizerConfig, OwnScheduleConfig, Problem, RecipeError, ScheduleConfig, own_parts
 from hlat.model import LocalParameter, local
 from hlat.runtime.backend.table import backend_of
 
@@ -156,6 +157,17 @@ class Optimizer(torch.optim.Optimizer, ABC):
         states = [self.state[each.parameter] for each in parameters]
         return {name: [local(state[name]) if name in state else None for state in states] for name in self.state_names}
 
+    def numbers(self) -> dict[str, torch.Tensor]:
+        """Return the numbers that are the same for all parameters, by name: the steps done, int64, and others."""
+        steps = {float(state[STEP]) for state in self.state.values()}
+        assert len(steps) == 1, "every parameter is updated in every step"
+        return {STEP: torch.tensor(int(steps.pop()), dtype=torch.int64)}
+
+    def load_numbers(self, numbers: Mapping[str, torch.Tensor]) -> None:
+        """Take the numbers of a checkpoint; the state tensors exist."""
+        for entry in self.state.values():
+            entry[STEP].fill_(numbers[STEP].item())
+
 
 Config = TypeVar("Config", bound=OptimizerConfig)
 
@@ -170,11 +182,17 @@ def scale_in_place(parameters: Sequence[torch.Tensor], scale: torch.Tensor) -> N
 class OptimizerSpec(ABC, Generic[Config]):
     """Description of an optimizer, from the recipe alone."""
 
+    # pydantic model of the section of the recipe, for an optimizer of the user's own
+    Options: ClassVar[type[OptimizerConfig]] = OptimizerConfig
     update_bytes: float  # bytes of memory that an update reads and writes per parameter, in fp32
 
     def __init__(self, config: Config, mode: str, in_hardware: bool = False) -> None:
         # in_hardware: the device rounds bf16-sr itself
         self.config, self.mode, self.in_hardware = config, mode, in_hardware
+
+    def obstacles(self, sharded: bool) -> Iterator[Problem]:
+        """Yield what keeps this optimizer from a run; ``sharded``: a process has parts of parameters."""
+        yield from ()
 
     @abstractmethod
     def state_dtypes(self, hidden_matrix: bool) -> dict[str, torch.dtype]:
@@ -227,6 +245,10 @@ class OptimizerSpec(ABC, Generic[Config]):
         return 0.0
 
 
+Shape = Callable[[ScheduleConfig, int, int], float]
+"""Function of the schedule section, the horizon and a step after the warm-up to a share of the peak."""
+
+
 def learning_rate(config: ScheduleConfig, *, peak: float, horizon: int, step: int) -> float:
     """Compute the rate of a step, 1 for the first; from ``horizon`` on, where the schedule ends, the last rate.
 
@@ -234,7 +256,32 @@ def learning_rate(config: ScheduleConfig, *, peak: float, horizon: int, step: in
     """
     if step <= config.warmup_steps:
         return peak * step / config.warmup_steps
-    return peak * _SHAPES[config.kind](config, horizon, min(step, horizon))
+    return peak * schedule_shape(config)(config, horizon, min(step, horizon))
+
+
+def schedule_shape(config: ScheduleConfig) -> Shape:
+    """Return the shape of a schedule after its warm-up; RecipeError if one of the user's own cannot be used."""
+    if not isinstance(config, OwnScheduleConfig):
+        return _SHAPES[config.kind]
+    wanted = "a function of section, horizon and step to a share of the peak"
+    part = own_parts.load_part(own_parts.SCHEDULES, "schedule.kind", config.kind, wanted, callable)
+    options = own_parts.options_class(part, given=("config", "horizon", "step"))
+    also = tuple(ScheduleConfig.model_fields)
+    return partial(part, **own_parts.read_options(options, config.own_options, "schedule", also).model_dump())
+
+
+def check_schedule(config: ScheduleConfig, horizon: int) -> None:
+    """Compute some rates of a schedule; RecipeError if one cannot be computed, or is no learning rate."""
+    shape = schedule_shape(config)
+    for step in sorted({config.warmup_steps + 1, (config.warmup_steps + horizon) // 2, horizon}):
+        try:
+            share = shape(config, horizon, step)
+            reason = "" if math.isfinite(share) and share >= 0 else f"it gives {share!r} of the peak"
+        except Exception as error:  # code of the user's own may raise anything
+            reason = f"it fails: {type(error).__name__}: {error},"
+        if reason:
+            remedy = "It has to return a finite share of optimizer.lr, 0 or more, for every step."
+            raise RecipeError([Problem("schedule.kind", f"{reason} at step {step}.", remedy, config.kind, True)])
 
 
 def _cosine_wave(config: ScheduleConfig, horizon: int, step: int) -> float:
@@ -262,4 +309,4 @@ def _wsd(config: ScheduleConfig, horizon: int, step: int) -> float:
     return 1.0 - (1.0 - config.min_ratio) * progress
 
 
-_SHAPES = {"cosine": _cosine, "cosine-clipped": _cosine_clipped, "constant": _constant, "wsd": _wsd}
+_SHAPES: dict[str, Shape] = {"cosine": _cosine, "cosine-clipped": _cosine_clipped, "constant": _constant, "wsd": _wsd}

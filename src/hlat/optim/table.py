@@ -7,21 +7,21 @@ local parameters too --build_optimizer--> Optimizer
 from collections.abc import Sequence
 from typing import Any
 
-from hlat.config import AdamWConfig, MuonConfig, OptimizerConfig
+from hlat.config import OptimizerConfig, OwnOptimizerConfig
 from hlat.model import LocalParameter
 from hlat.optim.adamw import AdamWSpec
 from hlat.optim.base import Optimizer, OptimizerSpec, WholeMatrices
 from hlat.optim.muon import MuonSpec
+from hlat.optim.own import own_spec
 
-_SPECS: dict[type[OptimizerConfig], type[OptimizerSpec[Any]]] = {
-    AdamWConfig: AdamWSpec,
-    MuonConfig: MuonSpec,
-}
+_SPECS: dict[str, type[OptimizerSpec[Any]]] = {"adamw": AdamWSpec, "muon": MuonSpec}
 
 
 def optimizer_spec(config: OptimizerConfig, mode: str, in_hardware: bool = False) -> OptimizerSpec[Any]:
     """Return the description of a recipe's optimizer; ``in_hardware``: the device rounds stochastically."""
-    return _SPECS[type(config)](config, mode, in_hardware)
+    if isinstance(config, OwnOptimizerConfig):
+        return own_spec(config, mode, in_hardware)
+    return _SPECS[config.kind](config, mode, in_hardware)  # type: ignore[attr-defined]
 
 
 def build_optimizer(

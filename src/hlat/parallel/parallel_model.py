@@ -26,6 +26,7 @@ from hlat.model import (
     collect_local_parameters,
     head_loss,
     initialise,
+    loss_terms,
     replace_parameters,
     row_losses,
 )
@@ -346,6 +347,7 @@ def _build_stage(
         parallelize_embedding_and_head(model, groups.tensor, layout.sequence_parallel)
     if model.head is not None:
         model.head.cross_entropy.z_loss = recipe.optimizer.z_loss
+        model.head.cross_entropy.terms = loss_terms(recipe.training.loss_terms)
     if groups.context is not None:
         with host_values():
             # Imported late, like the pipeline: it imports torch's compiler.

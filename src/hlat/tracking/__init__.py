@@ -23,9 +23,9 @@ __getattr__ = lazily(
     __name__,
     {
         "console": "event_line prepare_streams shows_a_line shows_progress",
-        "hosted": "check_installed",
+        "hosted": "check_installed own_trackers",
         "jsonl": "from_json_value iter_valid_records read_valid_records to_json_value",
-        "progress": "show_data_progress show_progress show_stages",
+        "progress": "StepLine show_data_progress show_progress show_stages",
         "records": (
             "EventLog GeneratedText MetricsFile SAMPLES_NAME append_samples metrics_table read_events "
             "read_last_metrics read_metrics read_samples"

@@ -1,6 +1,7 @@
 """Hosted trackers: services that get a run's metrics from a helper process, so that they cannot disturb the run.
 
     field of the recipe's section ``tracking`` --HOSTED, the one place that lists them--> class of its client, package
+    tracking.trackers: {package.module:Name: {options}} --load_part--> class of a client of the user's own
     HostedTracker.log --> bounded queue --without blocking--> helper process (serve) --> client --> service
                              | full, or the process has ended: the record is dropped and counted
     notes <---------------- replies: done (a record that is at the service), an error (once per kind of call), end
@@ -17,18 +18,18 @@ is killed. After an error nothing is waited for: the helper process has the same
 """
 
 import fcntl
-import importlib
 import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from hlat.config import TrackingConfig
+from hlat.config import RecipeError, Section, TrackingConfig, own_parts
 from hlat.runtime.errors import HlatError, LaunchError
 from hlat.runtime.helper_process import Channel, PeerEnded, start_program
 from hlat.runtime.storage.local_files import write_atomic
@@ -47,7 +48,7 @@ class HostedRun:
 
     @property
     def is_offline(self) -> bool:
-        return bool(self.settings["mode"] == "offline")
+        return bool(self.settings.get("mode") == "offline")
 
     def folder(self, name: str) -> Path:
         """Return a folder of the run for an offline client; it is created."""
@@ -57,7 +58,10 @@ class HostedRun:
 
 
 class HostedClient(Protocol):
-    """Client of a tracking service. Methods are called one after another; any exception is reported."""
+    """Client of a tracking service. Methods are called one after another; any exception is reported.
+
+    A class of the user's own may have ``Options``, a pydantic model of what stands below its name in the recipe.
+    """
 
     def open(self, run: HostedRun, saved_id: str | None) -> str:
         """Begin a run at the service, or continue the one with ``saved_id``; return its id."""
@@ -85,22 +89,49 @@ HOSTED: dict[str, HostedEntry] = {
 """Hosted trackers by the name of their field in ``tracking``."""
 
 
-def wanted(config: TrackingConfig) -> dict[str, dict[str, Any]]:
+def wanted(config: TrackingConfig) -> dict[str, Mapping[str, Any]]:
     """Return the sections of the hosted trackers that a recipe asks for, as JSON values, by name."""
     sections = {name: getattr(config, name) for name in HOSTED}
-    return {name: section.model_dump(mode="json") for name, section in sections.items() if section is not None}
+    asked = {name: section.model_dump(mode="json") for name, section in sections.items() if section is not None}
+    return asked | config.trackers
+
+
+def client_of(name: str) -> str:
+    """Return the name of the class of a tracker's client."""
+    return HOSTED[name].client if name in HOSTED else name
 
 
 def check_installed(config: TrackingConfig) -> None:
     """Raise LaunchError, with the command that installs them, if packages of hosted trackers are missing."""
     # Found, not imported: only the helper process imports them.
-    missing = [name for name in wanted(config) if find_spec(HOSTED[name].package) is None]
+    missing = [name for name in wanted(config) if name in HOSTED and find_spec(HOSTED[name].package) is None]
     if missing:
         fields = " and ".join(f"tracking.{name}" for name in missing)
         raise LaunchError(
             f"{fields}: not installed here: {', '.join(HOSTED[name].package for name in missing)}. "
             f"Install it with pip install 'hlat[{','.join(missing)}]', or set {fields} to null."
         )
+
+
+def own_trackers(config: TrackingConfig) -> dict[str, Mapping[str, Any]]:
+    """Import the user's own trackers; return their options, with defaults. RecipeError lists all problems."""
+    found: dict[str, Mapping[str, Any]] = {}
+
+    def check(name: str, values: Mapping[str, Any]) -> None:
+        path = f"tracking.trackers.{name}"
+        part = own_parts.load_part(
+            own_parts.TRACKERS, path, name, "a class with the methods open, log and close", _is_client
+        )
+        found[name] = own_parts.read_options(getattr(part, "Options", Section), values, path).model_dump(mode="json")
+
+    checks = [partial(check, name, values) for name, values in config.trackers.items()]
+    if problems := own_parts.gather_problems(checks):
+        raise RecipeError(problems)
+    return found
+
+
+def _is_client(part: Any) -> bool:
+    return isinstance(part, type) and all(callable(getattr(part, name, None)) for name in ("open", "log", "close"))
 
 
 _MOST_RECORDS = 10_000  # in the queue: a line of metrics is about 1 KB
@@ -123,7 +154,7 @@ class HostedTracker:
         self._has_told = self._is_closed = self._has_ended = self._ended_in_order = False
         self._process = start_program(
             f"{__name__}:serve",
-            *(name, HOSTED[name].client, run),
+            *(name, client_of(name), run),
             linger=flush_seconds,
             niceness=_NICENESS,
             output=subprocess.DEVNULL,  # a library may print what no log should have; errors are reported
@@ -217,7 +248,7 @@ class _Service:
     def __init__(self, tracker: str, client: str, run: HostedRun, channel: Channel) -> None:
         self._client_name, self._run, self._channel = client, run, channel
         self._folder = run.run_dir / "trackers"
-        self._file = self._folder / f"{tracker}.json"
+        self._file = self._folder / f"{tracker.replace(':', '-')}.json"
         self._state: dict[str, Any] = {}
         self._failed_calls: set[str] = set()
 
@@ -247,8 +278,9 @@ class _Service:
     def _open(self) -> HostedClient:
         with suppress(FileNotFoundError, ValueError):
             self._state = dict(json.loads(self._file.read_bytes()))
-        module, _, name = self._client_name.partition(":")
-        client: HostedClient = getattr(importlib.import_module(module), name)()
+        client: HostedClient = own_parts.load_part(
+            own_parts.TRACKERS, "tracking", self._client_name, "a client", _is_client
+        )()
         self._state["id"] = client.open(self._run, self._state.get("id"))
         self._save()
         return client

@@ -30,6 +30,8 @@ from hlat.tracking.console import (
     has_colour,
     shows_progress,
 )
+from hlat.tracking.console import progress as progress_text
+from hlat.tracking.tracker import Eta
 
 _WORTH_SAYING = 2.0  # seconds
 
@@ -72,6 +74,30 @@ def _show_stage(line: BottomLine, name: str) -> None:
         line.show(StageLine(name))
 
 
+class StepLine:
+    """A line of a run in a Python program, written again after its steps: on a terminal, or in a notebook."""
+
+    def __init__(self, stream: TextIO, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._total, self._clock = stream, total, clock
+        self._eta, self._shown_at, self._columns = Eta(total, clock), -math.inf, 0
+
+    @staticmethod
+    def can_be_seen(stream: TextIO) -> bool:
+        """Return True if somebody looks at a stream while it is written."""
+        return type(stream).__module__.startswith("ipykernel") or draws_lines(stream)
+
+    def show(self, step: int, loss: Callable[[], float], is_last: bool) -> None:
+        eta, now = self._eta.mark(step), self._clock()
+        if now - self._shown_at < _SECONDS_BETWEEN_STEPS and not is_last:
+            return
+        self._shown_at = now
+        text = f"{progress_text(step, self._total, eta)}  loss {loss():.4f}"
+        # Overwrites what the line had before, which may have been longer.
+        self._stream.write(f"\r{text:<{self._columns}}" + ("\n" if is_last else ""))
+        self._stream.flush()
+        self._columns = len(text)
+
+
 COUNTED = {"count words": "characters", "train tokenizer": "merges"}
 """Stages that do not report bytes, and what they count."""
 _EARLY_MERGES = 150
@@ -82,6 +108,7 @@ the merges took 23 to 46 % of the time. So work is counted as the logarithm of t
 _BATCHES = "micro-batches"
 
 _SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_BETWEEN_STEPS = 0.25
 _BAR_COLUMNS = 20
 _MB = 1e6
 

@@ -23,7 +23,7 @@ from hlat.runtime.progress import observe_phases
 from hlat.runtime.terminal import escape_controls, plural
 from hlat.runtime.urls import redact, redact_json
 from hlat.tracking.console import Console, make_console
-from hlat.tracking.hosted import HostedRun, HostedTracker, check_installed, wanted
+from hlat.tracking.hosted import HostedRun, HostedTracker, check_installed, own_trackers, wanted
 from hlat.tracking.records import EventLog, Metrics, MetricsFile, MetricsOutput, moved_note
 from hlat.tracking.tensorboard import TensorBoard
 
@@ -348,7 +348,7 @@ def open_tracker(
         if metrics.unreadable:
             events.append("metrics_damaged", lines=metrics.unreadable)
         console = make_console(config, stream, total_steps=total_steps, start_step=start_step)
-        for field, settings in wanted(config).items():
+        for field, settings in (wanted(config) | own_trackers(config)).items():
             run = HostedRun(name, run_dir, redact_json(recipe or {}), settings)
             outputs.append(HostedTracker(field, run, config.flush_seconds))
         # Nothing is left that can fail: from here on the tracker closes what was opened.

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from hlat.training.loop import *
     from hlat.training.numerics import *
     from hlat.training.optional_components import *
+    from hlat.training.part_checks import *
     from hlat.training.process import *
     from hlat.training.run_state import *
     from hlat.training.start import *
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "components": "ComponentList StepEnd",
+        "components": "ComponentList StepEnd TrainingComponent",
         "loop": "Outcome accumulate_gradients run update",
         "numerics": "configure_rounding resolve_determinism resolve_precision",
-        "optional_components": "installed_components requested_components",
+        "optional_components": "requested_components",
+        "part_checks": "check_own_parts",
         "process": "scheduled_gc",
         "run_state": "DataProgress no_progress",
         "start": "RunOrigin run_lock",

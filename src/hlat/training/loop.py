@@ -21,7 +21,7 @@ among them. ``_components`` lists them in the order in which they are called.
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -48,7 +48,8 @@ from hlat.training.batches import BatchPrefetcher
 from hlat.training.components import ComponentList, LoopStart, StepEnd, StepResult, TrainingComponent
 from hlat.training.interruptions import Deadline, StopRequest, explained_out_of_memory
 from hlat.training.numerics import configure_rounding
-from hlat.training.optional_components import installed_components
+from hlat.training.optional_components import StepObserver
+from hlat.training.part_checks import check_own_parts
 from hlat.training.process import FaultInjection, GarbageCollector, Profiler
 from hlat.training.run_state import DataProgress, RunState, build_run_state, no_progress
 from hlat.training.saving.checkpointing import Checkpointer, background_saver, roll_back, saver_process, saves_after
@@ -85,6 +86,7 @@ def run(
     require_step: int | None = None,
     earlier: EarlierAttempt | None = None,
     origin: RunOrigin | None = None,
+    on_step: Sequence[Callable[[StepEnd], object]] = (),
 ) -> Outcome:
     """Train a recipe, starting from the newest valid checkpoint in its run directory if there is one.
 
@@ -100,6 +102,7 @@ def run(
         require_step: resume from this step; fail unless it is the newest checkpoint.
         earlier: run id and durable step of the previous attempt; fail if its folder or that state is gone.
         origin: file, text and overrides of the recipe, for the record; None for a recipe that a program has made.
+        on_step: functions that are called after each step.
 
     Raises:
         HlatError: the run cannot start or continue; the message says why and what would work.
@@ -107,8 +110,8 @@ def run(
     enter_phase("start")  # an earlier run of this process may have ended in another one
     refuse_faults(recipe.faults, allow_faults)
     this_rank = rank_info()
-    # Before anything is written: a component that cannot be imported is a mistake in the recipe.
-    installed_components(recipe)
+    # Before anything is written: a part that cannot be imported is a mistake in the recipe.
+    check_own_parts(recipe, this_rank.world)
     if this_rank.rank == 0:
         check_installed(recipe.tracking)
     open_run_folder(recipe.run_dir, earlier)
@@ -141,7 +144,7 @@ def run(
         first_step = state.step
         try:
             with explained_out_of_memory(state.recipe, runtime, lambda: state.step - first_step):
-                return _train(state, tracker, profile, checkpointer)
+                return _train(state, tracker, profile, checkpointer, on_step)
         except HlatError as error:
             with suppress(StorageError):  # the error may be about this very disk
                 tracker.event("error", step=state.step, message=str(error))
@@ -216,7 +219,13 @@ def _open_tracker(state: RunState, stream: TextIO | None) -> Tracker | OtherRank
     )
 
 
-def _train(state: RunState, tracker: Tracker | OtherRankTracker, profile: bool, checkpointer: Checkpointer) -> Outcome:
+def _train(
+    state: RunState,
+    tracker: Tracker | OtherRankTracker,
+    profile: bool,
+    checkpointer: Checkpointer,
+    on_step: Sequence[Callable[[StepEnd], object]],
+) -> Outcome:
     recipe, total = state.recipe, state.recipe.total_steps
     last_step = min(total, state.step + recipe.training.stop_after) if recipe.training.stop_after else total
     result, stop_reason = None, None
@@ -232,7 +241,8 @@ def _train(state: RunState, tracker: Tracker | OtherRankTracker, profile: bool, 
         set_step_counter(lambda: state.step)
         prefetcher = stack.enter_context(_open_prefetcher(state, tracker))
         metrics_lines = MetricsLines(state, tracker, timer.reset)
-        components = ComponentList(_components(state, tracker, metrics_lines, checkpointer, profile))
+        observers = [StepObserver(observe) for observe in on_step]
+        components = ComponentList([*_components(state, tracker, metrics_lines, checkpointer, profile), *observers])
         components.begin(LoopStart(recipe, state.runtime, state.step, tracker, stack))
         metrics_lines.write_missing()
         compiles = decide_compilation(recipe, state.runtime.device, state.runtime.world).on

@@ -1,4 +1,4 @@
-"""Components that the recipe asks for: hlat's own, and those of other packages.
+"""Components that the recipe asks for: hlat's own, and those of the user.
 
     recipe, local parameters -> BUILT_IN, in order, then training.components -> ComponentList
 
@@ -6,11 +6,7 @@
                     in fp32, on the device of the weights
                     in a checkpoint:  ema.<canonical name> --> hlat export --weights ema
 
-    training.components: {NAME: {options}}  --entry point NAME--> class --options--> Installed, or problems of all
-
-    # pyproject.toml of such a package
-    [project.entry-points."hlat.components"]
-    largest-weight = "my_package:LargestWeight"
+    training.components: {NAME: {options}}  --load_part--> class --options--> Installed, or problems of all
 
 Polyak and Juditsky 1992 average iterates; the exponential form with a constant decay is the one of Szegedy et al. 2016
 (Inception v3, section 8) and of ``torch.optim.swa_utils.get_ema_multi_avg_fn``.
@@ -18,14 +14,14 @@ Polyak and Juditsky 1992 average iterates; the exponential form with a constant 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from functools import partial
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from hlat.checkpoint import ExtraState
-from hlat.config import Problem, Recipe, RecipeError
+from hlat.config import Problem, Recipe, RecipeError, own_parts
 from hlat.model import LocalParameter
 from hlat.runtime.progress import enter_phase
 from hlat.training.components import ComponentList, StepEnd, TrainingComponent
@@ -76,35 +72,42 @@ def weight_average(recipe: Recipe, parameters: Sequence[LocalParameter]) -> Weig
     return None if ema is None else WeightAverage(ema.decay, ema.every_steps, ema.start_step, parameters)
 
 
-GROUP = "hlat.components"
-_RESERVED_NAMES = (
-    "data",
-    "ema",
-    "model",
-    "optimizer",
-    "rng",
-)  # first parts of the names of other tensors in a checkpoint
+class StepObserver(TrainingComponent):
+    """A function that is called after each step."""
+
+    def __init__(self, observe: Callable[[StepEnd], object]) -> None:
+        self._observe = observe
+
+    def after_step(self, end: StepEnd) -> None:
+        self._observe(end)
+
+
+_RESERVED_NAMES = ("data", "ema", "model", "optimizer", "rng")
+"""First parts of the names of other tensors in a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Installed:
-    """A component class of another package, and its validated options."""
+    """A component of the user's: its class, or a finished object, and its validated options."""
 
-    name: str
-    kind: type[TrainingComponent]
+    name: str  # in the recipe
+    part: type[TrainingComponent] | TrainingComponent
     options: BaseModel
 
     def build(self, parameters: Sequence[LocalParameter]) -> TrainingComponent:
         """Build the component; raises RecipeError if its constructor fails or its state has another name."""
         try:
-            component = self.kind(self.options, parameters)  # type: ignore[call-arg]
+            part = self.part
+            component = part(self.options, parameters) if isinstance(part, type) else part  # type: ignore[call-arg]
             names = {state.name for state in component.state()}
         # Code of another package may raise anything.
         except Exception as error:
-            raise _refused(self.name, f"it cannot be built: {_error_text(error)}.") from error
-        if names - {self.name}:
-            found = ", ".join(sorted(names))
-            raise _refused(self.name, f"its state is called {found}; it has to be called {self.name}.")
+            raise _refused(self.name, f"it cannot be built: {type(error).__name__}: {error}.") from error
+        # The name of an entry point is one's own; a class that is named by its module chooses a name that is free.
+        wrong = names & {*_RESERVED_NAMES} if ":" in self.name else names - {self.name}
+        if wrong:
+            free = "something else" if ":" in self.name else self.name
+            raise _refused(self.name, f"its state is called {', '.join(sorted(wrong))}; it has to be called {free}.")
         return component
 
 
@@ -112,72 +115,31 @@ def installed_components(recipe: Recipe) -> list[Installed]:
     """Import the classes of ``training.components`` and validate their options.
 
     Raises:
-        RecipeError: lists everything wrong: no such component, a failing import (with its package), invalid options.
+        RecipeError: lists everything wrong: no such component, a failing import, invalid options.
     """
     found: list[Installed] = []
-    problems: list[Problem] = []
-    for name, options in recipe.training.components.items():
-        try:
-            found.append(_load_component(name, options))
-        except RecipeError as error:
-            problems += error.problems
-    if problems:
+    checks = [partial(_load_component, found, name, values) for name, values in recipe.training.components.items()]
+    if problems := own_parts.gather_problems(checks):
         raise RecipeError(problems)
     return found
 
 
-def _load_component(name: str, options: Mapping[str, Any]) -> Installed:
+def _load_component(found: list[Installed], name: str, values: Mapping[str, Any]) -> None:
+    path = f"training.components.{name}"
     if name in _RESERVED_NAMES:
         raise _refused(name, "the name is reserved for hlat's own state.", "Rename the component.")
-    # Two packages with the same name: hlat must not choose for the user.
-    candidates = entry_points(group=GROUP, name=name)
-    if len(candidates) != 1:
-        raise _not_one_component(name, list(candidates))
-    (entry,) = candidates
-    try:
-        kind = entry.load()
-    except Exception as error:
-        reason = f"importing it from {_origin(entry)} failed: {_error_text(error)}."
-        raise _refused(name, reason, "Repair that package.") from error
-    if not (isinstance(kind, type) and issubclass(kind, TrainingComponent)):
-        reason = f"{_origin(entry)} is no subclass of hlat.training.components.TrainingComponent."
-        raise _refused(name, reason, "Correct the entry point.")
-    try:
-        return Installed(name, kind, kind.Options.model_validate(dict(options)))
-    except ValidationError as error:
-        raise RecipeError([_option_problem(name, kind, detail) for detail in error.errors()]) from error
-
-
-def _not_one_component(name: str, candidates: list[EntryPoint]) -> RecipeError:
-    if candidates:
-        origins = " and ".join(sorted(map(_origin, candidates)))
-        return _refused(name, f"several packages have a component of this name: {origins}.", "Uninstall all but one.")
-    known = sorted({entry.name for entry in entry_points(group=GROUP)})
-    installed = f"Installed: {', '.join(known)}." if known else "No installed package has components."
-    remedy = f"Install the package that provides it. {installed}"
-    return _refused(name, "no installed package has a component of this name.", remedy)
-
-
-def _option_problem(name: str, kind: type[TrainingComponent], detail: Any) -> Problem:
-    path = ".".join(map(str, (name, *detail["loc"])))
-    known = ", ".join(kind.Options.model_fields) or "none"
-    value = detail["input"]
-    return Problem(
-        f"training.components.{path}", f"{detail['msg']}.", f"Options: {known}.", value, not isinstance(value, dict)
+    part = own_parts.load_part(
+        own_parts.COMPONENTS, path, name, "a subclass of hlat.training.components.TrainingComponent", _is_component
     )
+    found.append(Installed(name, part, own_parts.read_options(part.Options, values, path)))
+
+
+def _is_component(part: Any) -> bool:
+    return isinstance(part, TrainingComponent) or (isinstance(part, type) and issubclass(part, TrainingComponent))
 
 
 def _refused(name: str, reason: str, remedy: str = "") -> RecipeError:
     return RecipeError([Problem(f"training.components.{name}", reason, remedy)])
-
-
-def _origin(entry: EntryPoint) -> str:
-    package = f"package {entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown package"
-    return f"{package} ({entry.value})"
-
-
-def _error_text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 BUILT_IN: tuple[Callable[[Recipe, Sequence[LocalParameter]], TrainingComponent | None], ...] = (weight_average,)
@@ -187,5 +149,10 @@ BUILT_IN: tuple[Callable[[Recipe, Sequence[LocalParameter]], TrainingComponent |
 def requested_components(recipe: Recipe, parameters: Sequence[LocalParameter]) -> ComponentList:
     """Build the components that the recipe asks for, before weights are there; raises RecipeError for a bad one."""
     built = [build(recipe, parameters) for build in BUILT_IN]
-    others = [installed.build(parameters) for installed in installed_components(recipe)]
-    return ComponentList([*(component for component in built if component is not None), *others])
+    others = {installed.name: installed.build(parameters) for installed in installed_components(recipe)}
+    owners: dict[str, str] = {}
+    for name, component in others.items():
+        for state in component.state():
+            if (other := owners.setdefault(state.name, name)) != name:
+                raise _refused(name, f"its state is called {state.name}, as that of {other} is.", "Rename one.")
+    return ComponentList([*(component for component in built if component is not None), *others.values()])

@@ -41,7 +41,7 @@ from typing import Any
 import yaml
 
 from hlat.checkpoint import software_versions
-from hlat.config import Recipe, recipe_notes, short
+from hlat.config import Recipe, own_parts, recipe_notes, short
 from hlat.hardware import device_chip, load_catalog
 from hlat.model import count_parameters, deterministic_by_default
 from hlat.parallel import decide_compilation
@@ -207,6 +207,7 @@ def record_attempt(recipe: Recipe, runtime: Runtime, origin: RunOrigin | None) -
             "replace it. Rename that file, or choose another run.dir."
         )
     changes = _changed_fields(_earlier_recipe(file), settings)
+    sources = own_parts.part_sources(recipe.own_parts)
     text = f"{RECIPE_HEAD} The same run: hlat train {recipe.run_dir}/{RECIPE_NAME}\n"
     try:
         write_atomic(file, (text + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)).encode())
@@ -219,6 +220,7 @@ def record_attempt(recipe: Recipe, runtime: Runtime, origin: RunOrigin | None) -
             text="" if origin is None else redact(origin.text),
             overrides=[] if origin is None else [redact_value(word) for word in origin.overrides],
             changes=changes,
+            **({"parts": sources} if sources else {}),
             command=[redact_value(word) for word in sys.argv],
             folder=str(Path.cwd()),
             host=host_name(),
@@ -228,6 +230,14 @@ def record_attempt(recipe: Recipe, runtime: Runtime, origin: RunOrigin | None) -
             versions=software_versions() | _package_versions(),
             git=_git_record(),
         )
+
+
+def changed_parts(run_dir: Path) -> list[str]:
+    """Return the names of the user's own parts whose source has changed since the attempt before this one."""
+    attempts, _ = read_valid_records(run_dir / ATTEMPTS_NAME)
+    *earlier, now = [attempt.get("parts", {}) for attempt in attempts] or [{}]
+    before = earlier[-1] if earlier else {}
+    return [name for name, source in now.items() if name in before and before[name] != source]
 
 
 def record_early_failure(recipe: Recipe, error: HlatError) -> None:
@@ -473,7 +483,9 @@ def _determinism_cost(state: RunState) -> str | None:
 
 
 def report_component_changes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
-    """Record components that begin without saved state, and saved state that is not continued."""
+    """Say what is different about the user's own parts: their source, and components with and without saved state."""
+    for name in changed_parts(state.recipe.run_dir) if state.runtime.ranks.is_first else ():
+        tracker.message(f"changed since the last start: the source of {name}; {ATTEMPTS_NAME} has both")
     for name in state.component_changes.begun:
         tracker.event("component_begun", step=state.step, name=name)
         tracker.message(f"{name}: the checkpoint has no state of it; it begins with the weights of step {state.step}")

@@ -65,7 +65,7 @@ GAP = """
 import os, signal, sys
 from hlat.command import main
 from hlat.launch import training_job
-training_job.check_extensions = lambda recipe: os.kill(os.getpid(), signal.SIGTERM)
+training_job.check_extensions = lambda recipe, world: os.kill(os.getpid(), signal.SIGTERM)
 main()
 """
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticCustomError
 
 from hlat.config.errors import Problem, RecipeError
+from hlat.config.own_parts import Seam
 from hlat.runtime.quantities import (
     QuantityError,
     parse_bytes,
@@ -58,6 +59,8 @@ Duration = Annotated[float, _reading(parse_seconds, float)]
 Seconds = Annotated[Duration, Field(gt=0)]
 Share = Annotated[float, _reading(parse_share, float)]
 """A share: 0.8 or 80%."""
+OwnName = Annotated[str, Field(pattern=r"^([a-z][a-z0-9_-]*|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$")]
+"""Name of a part of the user's own: package.module:Name, or that of an entry point."""
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 Choice = Annotated[
     Literal[True, False, "auto"],
@@ -84,6 +87,27 @@ class Section(BaseModel):
             return values
         numbers = [name for name, field in cls.model_fields.items() if _is_number(field.annotation)]
         return {**values, **{name: str(values[name]).lower() for name in numbers if isinstance(values.get(name), bool)}}
+
+
+class OwnPart(Section):
+    """A section that names a part of the user's own: its other fields are the options of that part.
+
+    They are validated when the part is imported.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def own_options(self) -> dict[str, Any]:
+        """The options, as the recipe has them."""
+        return dict(self.model_extra or {})
+
+
+def as_own(section: type[Section], own: type[OwnPart], seam: Seam, field: str, values: Any) -> OwnPart | None:
+    """Validate values as a section with a part of the user's own, if that is what their ``field`` names; else None."""
+    known = get_args(section.model_fields[field].annotation)  # none in ``own`` itself, whose field is any text
+    name = values.get(field) if isinstance(values, dict) and known else None
+    return None if name is None or name in known or not seam.has(name) else own.model_validate(values)
 
 
 class ComponentSection(Section):

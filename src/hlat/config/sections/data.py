@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hlat.config.sections.base import Amount, Bytes, Gibibytes, Positive, PositiveLength, Section, Share, fixed
+from hlat.config.sections.base import Amount, Bytes, Gibibytes, OwnName, Positive, PositiveLength, Section, Share, fixed
 from hlat.runtime.urls import redact
 
 
@@ -89,6 +89,8 @@ class DataConfig(Section):
     tokens_column: str | None = None
     """Column or key of lists of token ids, made with data.tokenizer.path, such as input_ids; null for a corpus of text,
     or of datasets of Megatron-LM."""
+    formats: tuple[OwnName, ...] = ()
+    """File formats of your own (package.module:Class, or an entry point of hlat.formats), each for its endings."""
     sequence_length: PositiveLength = fixed(1024)
     """Tokens per sample."""
     packing: Literal["concat", "best-fit"] = fixed("concat")

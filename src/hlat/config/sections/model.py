@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from hlat.config.sections.base import Length, Section, fixed
+from hlat.config import own_parts
+from hlat.config.sections.base import Length, OwnPart, Section, as_own, fixed
 
 ArchitectureName = Literal["llama", "mistral", "olmo2", "qwen2", "qwen3"]
 
@@ -90,6 +91,11 @@ ARCHITECTURES: dict[str, ArchitectureEntry] = {
 assert ARCHITECTURES.keys() == set(get_args(ArchitectureName)), "every name has its entry"
 
 
+def architecture_entry(name: str) -> ArchitectureEntry:
+    """Return the entry of an architecture; one of the user's own computes as itself, and transformers has no class."""
+    return ARCHITECTURES.get(name) or ArchitectureEntry("", computes_as=name, free=tuple(OPTIONS))
+
+
 def with_fixed_options(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Add the options that the architecture of a model section fixes, where the section gives none."""
     name = fields.get("architecture", "llama")
@@ -99,14 +105,14 @@ def with_fixed_options(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def exported_family(architecture: str, options: Mapping[str, Any]) -> str:
     """Return the name under which transformers has a model with these options."""
-    other = ARCHITECTURES[architecture].exported_as
+    other = architecture_entry(architecture).exported_as
     return next((other[name] for name in other if options[name] != OPTIONS[name]), architecture)
 
 
 def written_fields(architecture: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of config.json that only this architecture has."""
     by_reference = {f"{{{name}}}": value for name, value in options.items()}
-    written = ARCHITECTURES[architecture].written
+    written = architecture_entry(architecture).written
     return {
         name: by_reference.get(value, value) if isinstance(value, str) else value for name, value in written.items()
     }
@@ -201,6 +207,11 @@ class ModelConfig(Section):
     init_scaled_outputs: bool = fixed(True)
     """Initialise attention and feed-forward output projections at init_std / sqrt(2 * layers)."""
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _may_be_own(cls, values: Any, validate: Any) -> Any:
+        return as_own(cls, OwnModelConfig, own_parts.ARCHITECTURES, "architecture", values) or validate(values)
+
     @model_validator(mode="before")
     @classmethod
     def _options_of_architecture(cls, values: Any) -> Any:
@@ -223,3 +234,10 @@ class ModelConfig(Section):
     @property
     def n_head_dim(self) -> int:
         return self.head_dim or self.hidden_size // self.heads
+
+
+class OwnModelConfig(ModelConfig, OwnPart):
+    """A model of an architecture of the user's own, with its options: package.module:Name."""
+
+    architecture: str = fixed()  # type: ignore[assignment]
+    """Name of the ``hlat.model.architectures.base.Architecture``."""

@@ -8,12 +8,12 @@ One sentence per field: this file is the manual.
 
 from collections.abc import Sequence
 from ipaddress import IPv4Address
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, IPvAnyAddress
 
 from hlat.config.errors import Problem, RecipeError
-from hlat.config.sections.base import Count, Duration, Positive, Seconds, Section, Whole
+from hlat.config.sections.base import Count, Duration, OwnName, Positive, Seconds, Section, Whole
 from hlat.runtime.terminal import listed
 
 
@@ -201,5 +201,7 @@ class TrackingConfig(Section):
     """MLflow; null for none."""
     trackio: TrackioConfig | None = None
     """Trackio; null for none."""
+    trackers: dict[OwnName, dict[str, Any]] = {}
+    """Trackers of your own, by name (package.module:Name, or an entry point of hlat.trackers), with options."""
     flush_seconds: Annotated[Duration, Field(ge=0, le=3600)] = 30.0
     """Seconds that the end of a run may wait for these services."""

@@ -12,13 +12,26 @@ its section class is here, and in the union ``AnyOptimizerConfig``.
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from hlat.config.sections.base import Choice, ComponentSection, Count, Gibibytes, Positive, Section, Share, Whole, fixed
+from hlat.config.own_parts import OPTIMIZERS, SCHEDULES
+from hlat.config.sections.base import (
+    Choice,
+    ComponentSection,
+    Count,
+    Gibibytes,
+    OwnName,
+    OwnPart,
+    Positive,
+    Section,
+    Share,
+    Whole,
+    as_own,
+    fixed,
+)
 from hlat.runtime.backend.table import BACKENDS
 
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-ComponentName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
 
 if TYPE_CHECKING:
     Device = str
@@ -74,22 +87,27 @@ class BatchConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """Fields of every optimizer: each updates embeddings, head, norms and biases by AdamW; and gradient clipping."""
+    """Fields of every optimizer, and gradient clipping."""
 
     lr: float = Field(3e-4, gt=0)
     """Peak learning rate."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
-    """Decay rates of the first and second moment."""
-    eps: float = Field(1e-8, gt=0)
-    """Added to the root of the second moment."""
-    weight_decay: float = Field(0.1, ge=0)
-    """Decoupled weight decay of matrices and embeddings."""
     decay_norms: bool = False
     """Decay norm weights and biases too, as HLAT did."""
     clip_norm: float | None = Field(1.0, gt=0)
     """Gradients are scaled down to this global L2 norm; null for no clipping."""
     z_loss: float = Field(0.0, ge=0)
     """Factor of log(Z)^2 added to each token's loss, Z the sum of its exponentials: 1e-5 in OLMo 2; 0 for none."""
+
+
+class _AdamWFields(OptimizerConfig):
+    """Fields of AdamW, which in every optimizer of hlat updates embeddings, head, norms and biases."""
+
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    """Decay rates of the first and second moment."""
+    eps: float = Field(1e-8, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(0.1, ge=0)
+    """Decoupled weight decay of matrices and embeddings."""
 
 
 class ScheduleConfig(Section):
@@ -105,6 +123,18 @@ class ScheduleConfig(Section):
     """Step at which the schedule ends; null means the last step of the run."""
     decay_fraction: Share = Field(0.2, gt=0, le=1)
     """Share of the horizon that wsd spends decaying, linearly, to the floor."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _may_be_own(cls, values: Any, validate: Any) -> Any:
+        return as_own(cls, OwnScheduleConfig, SCHEDULES, "kind", values) or validate(values)
+
+
+class OwnScheduleConfig(ScheduleConfig, OwnPart):
+    """A schedule of the user's own, with its options: package.module:function."""
+
+    kind: str  # type: ignore[assignment]
+    """Name of the function."""
 
 
 class EmaConfig(ComponentSection):
@@ -135,8 +165,11 @@ class TrainingConfig(Section):
     """End cleanly after so many steps of this process, saving a checkpoint, as an interruption would."""
     ema: EmaConfig | None = None
     """Average of the weights, saved in checkpoints for hlat export --weights ema; null for none."""
-    components: dict[ComponentName, dict[str, Any]] = {}
-    """Components of other packages (entry point group hlat.components), by name, with their options."""
+    loss_terms: dict[OwnName, dict[str, Any]] = {}
+    """Terms of your own added to the loss that is minimized, by name (package.module:function, or an entry point of
+    hlat.losses), with options; the reported loss remains the cross-entropy."""
+    components: dict[OwnName, dict[str, Any]] = {}
+    """Components of your own, by name (package.module:Name, or an entry point of hlat.components), with options."""
 
 
 class EvaluationConfig(Section):
@@ -151,7 +184,8 @@ class EvaluationConfig(Section):
     sets: dict[SetName, str] = {}
     """Further validation sets, by name: a file, folder, glob or URL as in data.path."""
     tasks: tuple[str, ...] = ()
-    """JSONL files of requests of evaluation tasks, as hlat evaluate --render writes them."""
+    """JSONL files of requests of evaluation tasks, as hlat evaluate --render writes them; or tasks of your own
+    (package.module:function, or an entry point of hlat.tasks)."""
     prompts: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that the model continues at each evaluation, each token the most likely one; hlat report shows them."""
     sample_tokens: Positive = 48
@@ -175,14 +209,14 @@ class PrecisionConfig(Section):
         return self.rounding == "hardware"
 
 
-class AdamWConfig(OptimizerConfig):
+class AdamWConfig(_AdamWFields):
     """AdamW (Loshchilov and Hutter 2019) and gradient clipping."""
 
     kind: Literal["adamw"] = fixed("adamw")
     """Name of the optimizer."""
 
 
-class MuonConfig(OptimizerConfig):
+class MuonConfig(_AdamWFields):
     """Muon (Jordan et al. 2024; Liu et al. 2025) for the matrices of attention and feed-forward layers."""
 
     kind: Literal["muon"] = fixed(formerly="adamw")
@@ -197,13 +231,27 @@ class MuonConfig(OptimizerConfig):
     """Peak learning rate of AdamW for embeddings, head, norms and biases; null for lr, which suits both."""
 
 
+class OwnOptimizerConfig(OptimizerConfig, OwnPart):
+    """An optimizer of the user's own or of torch.optim, with its options: package.module:Name."""
+
+    kind: str = fixed(formerly="adamw")
+    """Name of the optimizer."""
+
+
+OWN = "own"
+"""Tag of the section of any part of the user's own in a union."""
+
+
 def _kind_of(section: Any) -> Any:
-    """Return the kind that a section states; adamw if it states none."""
-    return section.get("kind", "adamw") if isinstance(section, dict) else getattr(section, "kind", "adamw")
+    """Return the tag of the kind that a section states; adamw if it states none."""
+    if not isinstance(section, dict):
+        return OWN if isinstance(section, OwnPart) else getattr(section, "kind", "adamw")
+    kind = section.get("kind", "adamw")
+    return OWN if kind not in ("adamw", "muon") and OPTIMIZERS.has(kind) else kind
 
 
 AnyOptimizerConfig = Annotated[
-    Annotated[AdamWConfig, Tag("adamw")] | Annotated[MuonConfig, Tag("muon")],
+    Annotated[AdamWConfig, Tag("adamw")] | Annotated[MuonConfig, Tag("muon")] | Annotated[OwnOptimizerConfig, Tag(OWN)],
     Discriminator(_kind_of),
 ]
 """Section of any optimizer."""

@@ -9,8 +9,9 @@
     bytes of a file        --> ranges of bytes, of equal length
     rows of a row group    --> ranges of rows, of about equal bytes
 
-A format is one class in this folder, and one line of the registry. Nothing else knows which formats there are. The
-defaults below are those of a file that has rows and can only be read from its beginning.
+A format is one class in this folder, and one line of the registry, or a class of the user's own in ``data.formats``.
+Nothing else knows which formats there are. The defaults below are those of a file that has rows and can only be read
+from its beginning.
 
 A range is a part of a file that can be read without what precedes it. Samples come from ranges all over the corpus, so
 a range is small compared with the corpus.
@@ -104,11 +105,12 @@ class FileFormat(ABC):
     # The file that belongs to each file of this format; None if there is none.
     companion: ClassVar[Companion | None] = None
     column: ColumnKind | None = None  # kind of the column that holds the documents; None if the format has no columns
+    own_name: str = ""  # name of a format of the user's own in recipes; empty for hlat's
 
     @property
     def name(self) -> str:
         """Name of the format in records; no two formats have the same."""
-        return f"{self.kind}{'' if self.column is None else self.column.name_suffix}"
+        return self.own_name or f"{self.kind}{'' if self.column is None else self.column.name_suffix}"
 
     @property
     def holds_tokens(self) -> bool:

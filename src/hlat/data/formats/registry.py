@@ -7,8 +7,11 @@ To add one, write a class in a file of this folder and add it here. A new kind o
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+from hlat.config import own_parts
 from hlat.data.formats.arrow import ArrowFormat, HuggingFaceFormat
 from hlat.data.formats.base import FileFormat
 from hlat.data.formats.csv_table import CsvFormat, TsvFormat
@@ -57,8 +60,27 @@ _UNSUPPORTED = {
 }
 
 
-def format_of(file: Path, column: ColumnKind = TEXT_COLUMN) -> FileFormat:
-    """Return the format of a file by its suffix; an unknown suffix is text.
+def own_format(name: str) -> FileFormat:
+    """Return a file format of the user's own; RecipeError if it cannot be used."""
+    part = own_parts.load_part(
+        own_parts.FORMATS, "data.formats", name, "a subclass of hlat.data.formats.base.FileFormat", _is_format
+    )
+    return _named(name, part)
+
+
+@lru_cache
+def _named(name: str, part: type[FileFormat]) -> FileFormat:
+    file_format = part()  # one object, so that records of files compare as equal
+    file_format.own_name = name
+    return file_format
+
+
+def _is_format(part: Any) -> bool:
+    return isinstance(part, type) and issubclass(part, FileFormat)
+
+
+def format_of(file: Path, column: ColumnKind = TEXT_COLUMN, own: Sequence[str] = ()) -> FileFormat:
+    """Return the format of a file by its suffix; an unknown suffix is text. ``own`` are formats of the user's own.
 
     Raises:
         DataError: hlat does not read files of this suffix, or not compressed, or not with a column of this kind.
@@ -67,13 +89,14 @@ def format_of(file: Path, column: ColumnKind = TEXT_COLUMN) -> FileFormat:
     compressed = bool(suffixes) and suffixes[-1] in COMPRESSED_ENDINGS
     ending = next(iter(suffixes[::-1][compressed:]), "")
     # One format for each kind of column; only one of them accepts the source's column.
-    found = [file_format for file_format in FORMATS if ending in file_format.endings] or [DEFAULT]
+    known = (*map(own_format, own), *FORMATS)
+    found = [file_format for file_format in known if ending in file_format.endings] or [DEFAULT]
     if compressed and not found[0].compressible:
         raise DataError(
             f"{file}: {found[0].kind} inside {file.suffix} is not read. Decompress the file first; or, if only its "
             f"content is compressed, give it the ending {ending}."
         )
-    if ending in _UNSUPPORTED:
+    if ending in _UNSUPPORTED and found == [DEFAULT]:
         raise DataError(
             f"{file}: hlat does not read {ending} files. {_UNSUPPORTED[ending]} If it is not part of the corpus, name "
             "the files that are with a glob such as folder/**/*.txt."
@@ -103,6 +126,8 @@ def folder_format(
 
 def format_named(name: str) -> FileFormat:
     """Return the format that a record names; DataError if this version has none of this name."""
+    if name not in _BY_NAME and own_parts.FORMATS.has(name):
+        return own_format(name)
     if name not in _BY_NAME:
         raise DataError(f"{name!r} is not a file format of this version of hlat; it reads {', '.join(_BY_NAME)}")
     return _BY_NAME[name]

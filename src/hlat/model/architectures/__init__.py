@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from hlat.config import ModelConfig
+from hlat.config import ModelConfig, OwnPart, own_parts
 from hlat.model.architectures.base import Architecture, NormPlace
 from hlat.model.architectures.llama import LLAMA
 from hlat.model.architectures.olmo2 import OLMO2
@@ -14,7 +14,7 @@ from hlat.model.spec import ModelShard, ModelSpec
 if TYPE_CHECKING:
     from hlat.model.layers import DecoderBlock
 
-__all__ = ["NormPlace", "build_block", "model_spec", "norm_place"]
+__all__ = ["NormPlace", "architecture_of", "build_block", "model_spec", "norm_place"]
 
 _ARCHITECTURES: dict[str, Architecture] = {
     "llama": LLAMA,
@@ -27,14 +27,26 @@ _ARCHITECTURES: dict[str, Architecture] = {
 
 def model_spec(config: ModelConfig) -> ModelSpec:
     """Describe a model's parameters and the tensors that its blocks save; imports no torch."""
-    return _ARCHITECTURES[config.architecture].describe(config)
+    return architecture_of(config).describe(config)
 
 
 def build_block(config: ModelConfig, shard: ModelShard) -> "DecoderBlock":
     """Build a block of a model's architecture, with the heads and columns of a shard; imports torch."""
-    return _ARCHITECTURES[config.architecture].block()(config, shard)
+    return architecture_of(config).block()(config, shard)
 
 
 def norm_place(config: ModelConfig) -> NormPlace | None:
     """Return where the norms of a model's blocks are; None if its blocks differ in other ways from LLaMA's too."""
-    return _ARCHITECTURES[config.architecture].norm_place
+    return architecture_of(config).norm_place
+
+
+def architecture_of(config: ModelConfig) -> Architecture:
+    """Return the architecture of a model; RecipeError if one of the user's own cannot be used."""
+    if not isinstance(config, OwnPart):
+        return _ARCHITECTURES[config.architecture]
+    path, wanted = "model.architecture", "an hlat.model.architectures.base.Architecture"
+    found: Architecture = own_parts.load_part(
+        own_parts.ARCHITECTURES, path, config.architecture, wanted, lambda part: isinstance(part, Architecture)
+    )
+    own_parts.read_options(found.Options, config.own_options, "model", tuple(ModelConfig.model_fields))
+    return found

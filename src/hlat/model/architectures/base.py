@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from hlat.config import ModelConfig
+from pydantic import BaseModel
+
+from hlat.config import ModelConfig, Section
 from hlat.model.spec import (
     Axis,
     Component,
@@ -51,6 +53,9 @@ class Architecture:
     # Where the norms of a block are, if its blocks are ``DecoderBlock`` in everything else; the compiled decoding step
     # (``hlat.model.decoding``) then computes them. None if they are not: torch decodes.
     norm_place: NormPlace | None = None
+    # pydantic model of further fields of the model section, for an architecture of the user's own; they are in
+    # ``own_options`` of the section
+    Options: type[BaseModel] = Section
 
 
 _CORE = ("attention_log_sum", "attention_output")  # steps that run core attention again

@@ -20,14 +20,15 @@ sample costs a forward pass over its row. Samples are meant to be few and short.
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hlat.config import RecipeError, own_parts
 from hlat.data import Tokenizer
 from hlat.model import IGNORED, next_tokens
 from hlat.parallel import MicroBatch
@@ -75,15 +76,17 @@ class TokenRow(NamedTuple):
 
 
 def read_requests(files: Sequence[str | Path]) -> list[TaskRequest]:
-    """Read files of requests.
+    """Read files of requests; a name of a task of the user's own stands for what that returns.
 
     Raises:
+        RecipeError: there is no such task.
         DataError: a file cannot be read, has lines that are no requests, or examples without a gold answer; lists them.
     """
     requests: list[TaskRequest] = []
     problems: list[str] = []
     for file in files:
-        found, wrong = _read_request_file(Path(file))
+        name = str(file)
+        found, wrong = _call_task(name) if own_parts.TASKS.has(name) else _read_request_file(Path(file))
         requests += found
         problems += wrong
     golds = {(request.task, request.group): False for request in requests}
@@ -92,6 +95,37 @@ def read_requests(files: Sequence[str | Path]) -> list[TaskRequest]:
     problems += [f"task {task}, group {group}: no answer is gold" for (task, group), gold in golds.items() if not gold]
     _raise_if_any(problems)
     return requests
+
+
+def load_task(name: str) -> Callable[[], Iterable[Any]]:
+    """Import a task of the user's own: a function without arguments that returns requests, or what they consist of."""
+    task: Callable[[], Iterable[Any]] = own_parts.load_part(
+        own_parts.TASKS, "evaluation.tasks", name, "a function", callable
+    )
+    return task
+
+
+def _call_task(name: str) -> tuple[list[TaskRequest], list[str]]:
+    requests, problems = [], []
+    try:
+        for number, each in enumerate(load_task(name)(), start=1):
+            try:
+                requests.append(TaskRequest.model_validate(each))
+            except ValidationError as error:
+                problems.append(f"{name}, request {number}: {_first_problem(error)}")
+    except RecipeError:
+        raise
+    except Exception as error:  # code of the user's own may raise anything
+        problems.append(f"{name} fails: {type(error).__name__}: {error}")
+    if not requests and not problems:
+        problems.append(f"{name} has no requests")
+    return requests, problems
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where + ': ' if where else ''}{first['msg']}"
 
 
 def _raise_if_any(problems: Sequence[str]) -> None:
@@ -111,9 +145,7 @@ def _read_request_file(file: Path) -> tuple[list[TaskRequest], list[str]]:
         try:
             requests.append(TaskRequest.model_validate_json(line))
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            problems.append(f"{file}, line {number}: {where + ': ' if where else ''}{first['msg']}")
+            problems.append(f"{file}, line {number}: {_first_problem(error)}")
     if not requests and not problems:
         problems.append(f"{file} has no requests")
     return requests, problems
