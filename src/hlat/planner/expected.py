@@ -9,7 +9,6 @@ own number is nearer to the fast end of the range than to the middle. What a use
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from hlat.planner.search import LayoutPrediction
 from hlat.runtime.quantities import amount_text, rounded_text, usd_text
@@ -17,9 +16,7 @@ from hlat.runtime.quantities import amount_text, rounded_text, usd_text
 
 def likely(planned: LayoutPrediction) -> LayoutPrediction:
     """Return a prediction with medians of days, cost and energy; its step stays that of the cost model."""
-    factor = planned.interval.median
-    cost, kwh = (None if value is None else factor * value for value in (planned.cost_usd, planned.kwh))
-    return replace(planned, days=factor * planned.days, cost_usd=cost, kwh=kwh)
+    return planned.lasting(planned.interval.median)
 
 
 def two_digits(value: float) -> str:

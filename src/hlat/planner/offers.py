@@ -62,16 +62,13 @@ class Offer:
     @property
     def slow_end(self) -> "Offer":
         """The run at the slow end of the range in which 4 of 5 runs are expected."""
-        one = self.prediction
-        late = one.interval.high / one.interval.median
-        cost = None if one.cost_usd is None else late * one.cost_usd
-        return Offer(self.request, replace(one, days=late * one.days, cost_usd=cost))
+        interval = self.prediction.interval
+        return Offer(self.request, self.prediction.lasting(interval.high / interval.median))
 
     def with_tokens(self, tokens: int) -> "Offer":
         """Scale days, cost and energy to another number of tokens."""
-        share, one = tokens / self.request.tokens, self.prediction
-        cost, kwh = (None if value is None else share * value for value in (one.cost_usd, one.kwh))
-        return Offer(replace(self.request, tokens=tokens), replace(one, days=share * one.days, cost_usd=cost, kwh=kwh))
+        share = tokens / self.request.tokens
+        return Offer(replace(self.request, tokens=tokens), self.prediction.lasting(share))
 
 
 @dataclass

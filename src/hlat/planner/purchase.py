@@ -423,10 +423,6 @@ def _for_flops(
 
 def optimal_tokens(request: PlanRequest) -> tuple[int, float]:
     """Return the parameters of a request's model, and the training tokens for which that size is best."""
-    size = count_parameters(request.model).total
-    # The best size grows with the FLOPs: halve in the logarithm.
-    low, high = 1e9, 1e32
-    while high / low > 1 + 1e-9:
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if CHINCHILLA.optimal_size(middle)[0] < size else (low, middle)
-    return size, CHINCHILLA.optimal_size(low)[1]
+    size, law = count_parameters(request.model).total, CHINCHILLA
+    # Where alpha A / N^alpha = beta B / D^beta: the optimum of ``optimal_size``, solved for D.
+    return size, (law.beta * law.b / (law.alpha * law.a) * size**law.alpha) ** (1 / law.beta)

@@ -78,6 +78,11 @@ class LayoutPrediction:
     def goodput(self) -> float:
         return self.reliability.goodput
 
+    def lasting(self, factor: float) -> "LayoutPrediction":
+        """The run with so many times its days, cost and energy."""
+        cost, kwh = (None if value is None else factor * value for value in (self.cost_usd, self.kwh))
+        return replace(self, days=factor * self.days, cost_usd=cost, kwh=kwh)
+
 
 @dataclass(frozen=True)
 class SearchResult:
@@ -123,11 +128,6 @@ def predict_layout(request: PlanRequest, candidate: Candidate) -> LayoutPredicti
     """Predict one layout, even if it does not fit."""
     times = step_times(workload_columns(request, [candidate]))
     return complete_prediction(request, candidate, times, 0)
-
-
-def estimated_peak(request: PlanRequest, candidate: Candidate) -> float:
-    """Estimate the bytes of the rank that needs most, without counting every parameter."""
-    return max(estimated_ranks(request, candidate))
 
 
 def _best(

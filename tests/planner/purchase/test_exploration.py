@@ -4,12 +4,12 @@ import pytest
 
 import hlat
 from hlat.hardware import load_catalog
-from hlat.planner.memory import rank_memory
+from hlat.planner.memory import estimated_ranks, rank_memory
 from hlat.planner.offers import KNEE, Goal, Kind, Offer, numbers_tried
 from hlat.planner.problem.layouts import candidates
 from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.problem.request import PlanRequest, resolve_request
-from hlat.planner.search import USABLE_MEMORY_SHARE, estimated_peak, fitting_positions
+from hlat.planner.search import USABLE_MEMORY_SHARE, fitting_positions
 from tests.support.planner.requests import request_for
 
 RUN = {"tokens": 2 * 10**10, "sequence": 2048, "global_batch": 1024}
@@ -104,7 +104,7 @@ def test_memory_that_is_counted_for_few_layouts_decides_as_for_all(model: str, c
     request: PlanRequest = request_for(model, cluster, **more)
     tried = list(candidates(request))
     limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
-    within = [index for index, one in enumerate(tried) if estimated_peak(request, one) <= limit]
+    within = [index for index, one in enumerate(tried) if max(estimated_ranks(request, one)) <= limit]
     found = list(fitting_positions(request, tried, range(len(tried)), limit))
     assert [index for index in found if index in set(within)] == within
     for index in set(found) - set(within):
