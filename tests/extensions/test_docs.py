@@ -12,7 +12,8 @@ import yaml
 
 from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
 from hlat.config import load_recipe
-from hlat.data import open_prepared, prepare
+from hlat.data import open_prepared
+from hlat.data.prepare.preparation import prepare
 from hlat.training import run
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")

@@ -16,6 +16,7 @@ import importlib
 import inspect
 import re
 import sys
+import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -204,7 +205,7 @@ def options_class(part: Any, given: Collection[str] = ()) -> type[BaseModel]:
 
 def _type_of(default: Any) -> Any:
     if isinstance(default, tuple | list):
-        return tuple[(_type_of(default[0]), ...)] if default else tuple[Any, ...]
+        return types.GenericAlias(tuple, (_type_of(default[0]) if default else Any, ...))
     if isinstance(default, int) and not isinstance(default, bool):
         return int | float  # a default of 0 says nothing of fractions
     return type(default) if isinstance(default, bool | float | str) else Any
