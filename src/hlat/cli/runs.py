@@ -187,8 +187,8 @@ def _overview(run: "RunOverview") -> Iterator[str]:
     yield from ([f"  {more} validation losses (-v)"] if more else [])
     if run.checkpoints:
         shown = ", ".join(f"{step:,}" for step in run.checkpoints[-_MOST_CHECKPOINTS:])
-        more = len(run.checkpoints) - _MOST_CHECKPOINTS
-        yield f"checkpoints of steps {shown}" + (f" and {more} earlier ones" if more > 0 else "")
+        earlier = len(run.checkpoints) - _MOST_CHECKPOINTS
+        yield f"checkpoints of steps {shown}" + (f" and {earlier} earlier ones" if earlier > 0 else "")
     yield "recipe:" if run.settings else "recipe: unknown"
     given = {field: text for field, text in flat_settings(run.settings).items() if text != "null"}
     fields, more = shown_settings(given)
