@@ -9,6 +9,7 @@ recipe     -> a recipe from the configuration of another program
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,7 +33,7 @@ from hlat.runtime.process import be_verbose
 from hlat.runtime.terminal import plural
 
 if TYPE_CHECKING:
-    from hlat.config import Recipe, SettingNote
+    from hlat.config import Recipe
 
 translations = typer.Typer(help="Make recipes from the configurations of other programs.", no_args_is_help=True)
 
@@ -118,6 +119,10 @@ def check(
     nproc: Annotated[
         int | None, typer.Option(min=1, help="Processes on this machine, as in hlat train --nproc; default: one.")
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="INSTANCE:N", help="Machines of the run, as for hlat plan: memory and time there."),
+    ] = None,
     no_files: Annotated[
         bool, typer.Option("--no-files", help="Check the recipe alone: no files, no device, memory or disk (for CI).")
     ] = False,
@@ -125,44 +130,42 @@ def check(
 ) -> None:
     """Check a recipe and that it can start here: print everything that is wrong (exit code 2), or a summary."""
     ready(works=not as_json)  # the exit code is the verdict
-    resolved, notes = _checked(recipe, overrides or [], world, nproc, no_files)
+    from hlat.hardware import load_catalog, parse_cluster
+    from hlat.launch import Here, load_and_check
+
+    cluster = None if on is None else parse_cluster(on, load_catalog())
+    if cluster is not None and (world or nproc or 1) > cluster.devices:
+        raise typer.BadParameter(f"{on} has {cluster.devices} devices, and the run {world or nproc} processes")
+    asked = world or nproc or (None if cluster is None else cluster.devices)
+    # With a world of other machines, the device, memory and disk here say nothing.
+    elsewhere = cluster is not None or (nproc is None and world is not None)
+    here = Here(None if elsewhere or no_files else nproc or 1, asked or 1, cluster, files=not no_files)
+    report = load_and_check(partial(hlat.load_recipe, recipe, overrides or [], world=asked), here)
+    resolved = report.recipe
     if as_json:
         say(json.dumps(resolved.model_dump(mode="json"), indent=2))
         return
     from hlat.config import numbers_with_units, odd_settings
+    from hlat.launch import data_line, machine_lines
     from hlat.model import count_parameters
 
     say(f"{recipe}: good{' (the recipe alone: --no-files)' if no_files else ''}")
     say(f"  model  {count_parameters(resolved.model).total:,} parameters")
     say(f"  run    {resolved.steps_and_tokens} = {resolved.total_tokens:,} tokens")
-    total = nproc if world is None else world
-    if total is not None or resolved.parallel.model_ranks > 1:
-        say(f"  layout {_layout(resolved, total)}")
+    if report.inputs is not None and (line := data_line(resolved, report.inputs)):
+        say(f"  data   {line}")
+    if asked is not None or resolved.parallel.model_ranks > 1:
+        say(f"  layout {_layout(resolved, asked)}")
     say(f"  precision {_precision(resolved)}")
-    elsewhere = world is not None and nproc is None  # on other machines, whose devices are not known here
-    if not no_files and not elsewhere:
-        for line in _determinism(resolved, total or resolved.parallel.model_ranks):
+    if here.processes is not None:
+        for line in _determinism(resolved, asked or resolved.parallel.model_ranks):
             say(f"  speed  {line}")
+    for name, line in machine_lines(resolved, here):
+        say(f"  {name:6} {line}")
     say(f"  folder {resolved.run_dir}")
     for path, text, number in sorted(numbers_with_units(recipe, overrides or [], resolved)):
         say(f"  read   {path}: {text} = {number:,}")
-    show_notes([*odd_settings(resolved), *notes])
-
-
-def _checked(
-    recipe: str, overrides: list[str], world: int | None, nproc: int | None, no_files: bool
-) -> "tuple[Recipe, Sequence[SettingNote]]":
-    def load() -> "Recipe":
-        return hlat.load_recipe(recipe, overrides, world=nproc if world is None else world)
-
-    if no_files:
-        return load(), ()
-    from hlat.launch import Here, load_and_check
-
-    # With a world of other machines, the device, memory and disk here say nothing.
-    elsewhere = nproc is None and world is not None
-    report = load_and_check(load, Here(None if elsewhere else nproc or 1, world or nproc or 1))
-    return report.recipe, report.notes
+    show_notes([*odd_settings(resolved), *report.notes])
 
 
 def _precision(recipe: "Recipe") -> str:

@@ -217,10 +217,10 @@ def recipe_text(name: str, texts: Texts, machine: Machine, sizes: Sizes, model: 
     gib = machine.memory_bytes / 2**30
     sections = [
         [
-            f"# Drafted by hlat init for {_time(hours * 3600)} on this machine: {machine.devices} x {machine.name}, "
-            f"{gib:.0f} GiB.",
+            f"# Drafted by hlat init for {time_text(hours * 3600)} on this machine: "
+            f"{machine.devices} x {machine.name}, {gib:.0f} GiB.",
             f"# Expected: {sizes.parameters:,} parameters, {sizes.tokens:,} tokens, {plural(sizes.steps, 'step')} in "
-            f"about {_time(sizes.seconds)},",
+            f"about {time_text(sizes.seconds)},",
             f"# at {machine.rate / 1e12:.3g} TFLOP/s ({REACHED:.0%} of the peak, an assumption). hlat check reads it, "
             "hlat train runs it.",
         ],
@@ -301,7 +301,8 @@ def _when(sizes: Sizes) -> str:
     return "about every ten minutes" if _save_every(sizes) < sizes.steps else "at the end, within ten minutes"
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Write a duration in the largest unit of which it has at least 1.5, with two digits."""
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 1.5 * length:
             return f"{rounded_text(seconds / length, 2)} {unit}"

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hlat.config import ZERO_BUBBLE, DataConfig, Problem, Recipe, RunConfig, SettingNote, model_differences
+from hlat.hardware import Cluster
 from hlat.launch.preflight.request import available_memory, memory_limit
 from hlat.model import count_parameters
 from hlat.runtime.backend import torch_private
 from hlat.runtime.backend.table import absent_device, expects_accelerator
+from hlat.runtime.errors import LaunchError, PlanError
 from hlat.runtime.storage.hub import CONFIG_FILES, HubError, HubModel
 from hlat.runtime.storage.local_files import broken_link
 from hlat.runtime.storage.run_folder import RECIPE_NAME, is_foreign_recipe
@@ -39,6 +41,8 @@ class Here:
     # processes of the run on this machine; None if it is not said that the run is to start here
     processes: int | None = 1
     world: int | None = 1  # processes of the run on all machines; None if unknown
+    cluster: Cluster | None = None  # machines on which the run is to start instead
+    files: bool = True  # look at files, device, memory and disk of this machine
     stores: bool = True  # ask object stores for the files that URLs name
 
 
@@ -246,7 +250,6 @@ def check_schedule(place: StartPlace) -> Iterator[Problem]:
 def check_memory(place: StartPlace) -> Iterator[Problem | SettingNote]:
     """Yield a run that needs more memory than this machine, or its container, has; a note if others use it now."""
     recipe, processes, world = place.recipe, place.here.processes, place.here.world
-    # The memory of an accelerator is not known without torch, so only runs on CPUs are judged.
     if recipe is None or processes is None or world is None or expects_accelerator(recipe.run.device):
         return
     free, total = available_memory(), memory_limit()
@@ -267,6 +270,32 @@ def check_memory(place: StartPlace) -> Iterator[Problem | SettingNote]:
     elif each * processes > free:
         text = f"memory: the run needs {needed} at its peak, and {_gib(free)} are free now."
         yield SettingNote("free-memory", text, "End other programs, or use a smaller batch.micro_batch.")
+
+
+def check_device_memory(place: StartPlace) -> Iterator[Problem | SettingNote]:
+    """Yield a run that does not fit into accelerators: of the machines that it is for, else of this one."""
+    recipe, here = place.recipe, place.here
+    if recipe is None or here.world is None:
+        return
+    is_here = here.processes is not None and expects_accelerator(recipe.run.device)
+    if here.cluster is None and (not is_here or absent_device(recipe.run.device)):
+        return
+    if here.cluster is not None and surely_fits(recipe, here.cluster):
+        return
+    from hlat.planner import fit_here, recipe_fit  # noqa: PLC0415 - imports torch
+
+    try:
+        on = here.cluster
+        fit = fit_here(recipe, here.world) if on is None else recipe_fit(recipe, on, here.world)
+    except (LaunchError, PlanError):  # no such device for torch, or nothing to plan with: the start says what is wrong
+        return
+    if fit is not None and not fit.fits:
+        yield fit.problem(recipe)
+
+
+def surely_fits(recipe: Recipe, cluster: Cluster) -> bool:
+    """Return True if a run is so small that no exact plan is needed, which imports torch."""
+    return _surely_less(recipe) < _FREE_SHARE * cluster.memory_bytes
 
 
 def _too_much(recipe: Recipe, needed: str, total: int) -> Problem:
@@ -413,6 +442,7 @@ START_CHECKS: tuple[StartCheck, ...] = (
     check_weights,
     check_task_files,
     check_memory,
+    check_device_memory,
     check_disk,
     note_short_text,
     note_passes,

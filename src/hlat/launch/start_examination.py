@@ -20,12 +20,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hlat.config import Fix, Problem, Recipe, RecipeError, SettingNote
-from hlat.launch.start_checks import TOKENIZER_NOTE, VALIDATION_NOTE, Here, StartPlace
+from hlat.launch.start_checks import (
+    START_CHECKS,
+    TOKENIZER_NOTE,
+    VALIDATION_NOTE,
+    Here,
+    StartPlace,
+    check_device_memory,
+)
 from hlat.runtime.errors import LaunchError
 from hlat.tracking import check_installed
+
+if TYPE_CHECKING:
+    from hlat.data import InputReport
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,7 @@ class StartReport:
     recipe: Recipe
     # warnings about this machine and the text, in addition to those about the recipe
     notes: tuple[SettingNote, ...] = ()
+    inputs: "InputReport | None" = None  # what was found of the text; None if a forked process looked
 
     @property
     def before_training(self) -> tuple[SettingNote, ...]:
@@ -65,22 +76,23 @@ def load_and_check(load: Callable[[], Recipe], here: Here, *, forked: bool = Fal
     place = StartPlace(sections, recipe, here)
     # A child of a process with threads may wait forever for a lock that one of them held.
     can_fork = "torch" not in sys.modules and threading.active_count() == 1
-    problems, notes = _find_forked(place) if forked and can_fork else _find(place)
+    forked = forked and can_fork
+    problems, notes = _find_forked(place) if forked else _find(place)
     # One problem per field is enough.
     known = {problem.path for problem in refused.problems} if refused else set()
     found = [problem for problem in problems if problem.path not in known]
     if refused is not None:
         raise RecipeError([*refused.problems, *found], refused.source, refused.sections) from refused
     if found:
-        raise RecipeError(found, "the run cannot start here")
+        where = "here" if here.cluster is None else f"on {here.cluster.name}"
+        raise RecipeError(found, f"the run cannot start {where}")
     assert recipe is not None, "a recipe without problems has been loaded"
-    return StartReport(recipe, tuple(notes))
+    return StartReport(recipe, tuple(notes), place.inputs if here.files and not forked else None)
 
 
 def _find(place: StartPlace) -> tuple[list[Problem], list[SettingNote]]:
-    from hlat.launch.start_checks import START_CHECKS  # noqa: PLC0415 - they import libraries of file formats
-
-    found = [finding for check in START_CHECKS for finding in check(place)]
+    checks = START_CHECKS if place.here.files else (check_device_memory,)
+    found = [finding for check in checks for finding in check(place)]
     problems = [finding for finding in found if isinstance(finding, Problem)]
     return problems, [finding for finding in found if isinstance(finding, SettingNote)]
 

@@ -13,6 +13,7 @@ from hlat.runtime.lazy import lazily
 if TYPE_CHECKING:
     from hlat.planner.cost.step_time import *
     from hlat.planner.expected import *
+    from hlat.planner.fit import *
     from hlat.planner.grid import *
     from hlat.planner.grid_table import *
     from hlat.planner.memory import *
@@ -33,7 +34,8 @@ __getattr__ = lazily(
     __name__,
     {
         "cost.step_time": "OperationTimes Timeline",
-        "expected": "days_text usd_words",
+        "expected": "days_text likely usd_words",
+        "fit": "MemoryFit MemoryRemedy fit_here predict_recipe recipe_fit remedies",
         "grid": "PlanGrid check_grid_options plan_grid",
         "grid_table": "grid_lines grid_page",
         "memory": "device_overhead has_fused_kernels",
