@@ -13,7 +13,7 @@ from hlat.config import Recipe
 from hlat.launch.start_checks import Here, surely_fits
 from hlat.model import flops_per_token
 from hlat.runtime.errors import LaunchError, PlanError
-from hlat.runtime.quantities import amount_text, short_count
+from hlat.runtime.quantities import amount_text, rounded_text, short_count
 from hlat.runtime.terminal import plural
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def data_line(recipe: Recipe, inputs: "InputReport") -> str:
         words.append(f"{about}{short_count(tokens)} training tokens")
         weighted = recipe.data.phases or any(source.weight is not None for source in recipe.data.sources)
         # With weights each source has passes of its own, which the run says when it has counted them.
-        words += [] if weighted else [f"{about}{recipe.total_tokens / max(tokens, 1):.2g} passes over them"]
+        words += [] if weighted else [f"{rounded_text(recipe.total_tokens / max(tokens, 1), 2)} passes over them"]
     return "; ".join(words)
 
 
