@@ -194,7 +194,7 @@ def rehearse(
         simulated = parse_device(device, of_cluster, catalog)
         count = world or (1 if of_cluster is None else of_cluster.devices)
         return rehearse_world(
-            job.load(count),
+            job.load(count, of_cluster),
             count,
             ranks,
             processes=processes,
@@ -218,7 +218,7 @@ def _train_here(job: TrainingJob) -> TrainingResult:
 def _train_supervised(job: TrainingJob, least: int, most: int, hosts: HostOptions | None) -> TrainingResult:
     failures: list[RunOutcome] = []
     voice = Voice(complain=_LOG.warning, say=_LOG.info, failed=failures.append, show=_LOG.info)
-    recipe = job.load(most if hosts is None else most * hosts.resolve(most)[1])
+    recipe = job.load_as_written(most if hosts is None else most * hosts.resolve(most)[1])
     code = supervise_job(job, (least, most), voice) if hosts is None else supervise_on_hosts(job, most, hosts, voice)
     if failures:
         raise outcome_error(failures[-1])

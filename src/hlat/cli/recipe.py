@@ -132,6 +132,7 @@ def check(
     ready(works=not as_json)  # the exit code is the verdict
     from hlat.hardware import load_catalog, parse_cluster
     from hlat.launch import Here, load_and_check
+    from hlat.planner import load_run_recipe
 
     cluster = None if on is None else parse_cluster(on, load_catalog())
     if cluster is not None and (world or nproc or 1) > cluster.devices:
@@ -140,7 +141,7 @@ def check(
     # With a world of other machines, the device, memory and disk here say nothing.
     elsewhere = cluster is not None or (nproc is None and world is not None)
     here = Here(None if elsewhere or no_files else nproc or 1, asked or 1, cluster, files=not no_files)
-    report = load_and_check(partial(hlat.load_recipe, recipe, overrides or [], world=asked), here)
+    report = load_and_check(partial(load_run_recipe, recipe, overrides or [], world=asked), here)
     resolved = report.recipe
     if as_json:
         say(json.dumps(resolved.model_dump(mode="json"), indent=2))
@@ -162,6 +163,8 @@ def check(
             say(f"  speed  {line}")
     for name, line in machine_lines(resolved, here):
         say(f"  {name:6} {line}")
+    for line in report.chosen:
+        say(f"  chosen {line}")
     say(f"  folder {resolved.run_dir}")
     for path, text, number in sorted(numbers_with_units(recipe, overrides or [], resolved)):
         say(f"  read   {path}: {text} = {number:,}")

@@ -11,11 +11,12 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hlat.config import Recipe, RecipeError, load_recipe
+from hlat.config import Recipe, RecipeError
 from hlat.hardware import Cluster, LaunchSettings, load_catalog, parse_cluster
 from hlat.launch.start_checks import surely_fits
+from hlat.planner import load_run_recipe, resolve_defaults
 from hlat.runtime.errors import HardwareError, LaunchError
 from hlat.runtime.terminal import escape_controls, line_problems, plural
 from hlat.runtime.urls import find_secret
@@ -94,14 +95,16 @@ class RunRequest:
         variables = self._variables(found)
         words = self._program_words(found)
         nproc = self.nproc if self.nproc is not None else per_node
-        recipe = self._load(nproc, found)
+        recipe, chosen = self._load(nproc, cluster, found)
         if recipe is not None:
             found += [*check(recipe), *self._memory_problems(recipe, cluster, nproc)]
         if found or recipe is None:
             raise problems_error(found)
         if self.instance is not None and nproc != per_node:
             _warn_of_devices(self.instance, per_node, nproc)
-        return PreparedRun(self, recipe, nproc, settings, {**settings.environment, **variables}, words)
+        # The nodes get them as overrides, and need not choose: all take the same, and the script shows them.
+        request = replace(self, overrides=(*self.overrides, *chosen))
+        return PreparedRun(request, recipe, nproc, settings, {**settings.environment, **variables}, words)
 
     def _count_problems(self) -> list[str]:
         wrong = small_counts({"--nodes": self.nodes, "--nproc": self.nproc, "--grace": self.grace})
@@ -165,16 +168,25 @@ class RunRequest:
         problems += line_problems("--program", self.program or "")
         return words
 
-    def _load(self, nproc: int, problems: list[str]) -> Recipe | None:
-        """Load the recipe for the number of processes; append its problems to other problems if there are any."""
+    def _load(self, nproc: int, cluster: Cluster | None, problems: list[str]) -> tuple[Recipe | None, list[str]]:
+        """Load the recipe, and choose what it leaves open by the instance; return it and the choices as overrides.
+
+        Its problems are appended to other problems if there are any.
+        """
+        # max: a wrong number is a problem already, and those of the recipe are to be listed with it.
+        world = max(1, self.nodes) * max(1, nproc)
         try:
-            # max: a wrong number is a problem already, and those of the recipe are to be listed with it.
-            return load_recipe(self.recipe, list(self.overrides), world=max(1, self.nodes) * max(1, nproc))
+            recipe, choices = resolve_defaults(
+                load_run_recipe(self.recipe, self.overrides, world=world), world, cluster, here=False
+            )
         except RecipeError as error:
             if not problems:
                 raise
             problems.append(str(error))
-            return None
+            return None, []
+        for choice in choices if cluster is not None else ():
+            _logger.info("chosen: %s", choice)
+        return recipe, [word for choice in choices for word in choice.overrides] if cluster is not None else []
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from hlat.config import ZERO_BUBBLE, DataConfig, Problem, Recipe, RunConfig, Set
 from hlat.hardware import Cluster
 from hlat.launch.preflight.request import available_memory, memory_limit
 from hlat.model import count_parameters
+from hlat.planner import resolve_defaults
 from hlat.runtime.backend import torch_private
 from hlat.runtime.backend.table import absent_device, expects_accelerator
 from hlat.runtime.errors import LaunchError, PlanError
@@ -51,6 +52,16 @@ class StartPlace:
 
     def __init__(self, sections: Mapping[str, Any], recipe: Recipe | None, here: Here) -> None:
         self.sections, self.recipe, self.here = sections, recipe, here
+
+    def choose_defaults(self) -> list[str]:
+        """Choose the values that the recipe leaves open, as its processes will; return what is new, with reasons."""
+        if self.recipe is None:
+            return []
+        here = self.here
+        recipe, choices = resolve_defaults(self.recipe, here.world, here.cluster, here=here.processes is not None)
+        self.recipe = recipe
+        self.sections = {name: getattr(recipe, name) for name in type(recipe).model_fields}
+        return list(map(str, choices))
 
     @property
     def run_dir(self) -> Path | None:

@@ -46,6 +46,7 @@ class StartReport:
     # warnings about this machine and the text, in addition to those about the recipe
     notes: tuple[SettingNote, ...] = ()
     inputs: "InputReport | None" = None  # what was found of the text; None if a forked process looked
+    chosen: tuple[str, ...] = ()  # values that the recipe leaves open, each with its reason
 
     @property
     def before_training(self) -> tuple[SettingNote, ...]:
@@ -77,7 +78,7 @@ def load_and_check(load: Callable[[], Recipe], here: Here, *, forked: bool = Fal
     # A child of a process with threads may wait forever for a lock that one of them held.
     can_fork = "torch" not in sys.modules and threading.active_count() == 1
     forked = forked and can_fork
-    problems, notes = _find_forked(place) if forked else _find(place)
+    problems, notes, chosen = _find_forked(place) if forked else _find(place)
     # One problem per field is enough.
     known = {problem.path for problem in refused.problems} if refused else set()
     found = [problem for problem in problems if problem.path not in known]
@@ -86,18 +87,20 @@ def load_and_check(load: Callable[[], Recipe], here: Here, *, forked: bool = Fal
     if found:
         where = "here" if here.cluster is None else f"on {here.cluster.name}"
         raise RecipeError(found, f"the run cannot start {where}")
-    assert recipe is not None, "a recipe without problems has been loaded"
-    return StartReport(recipe, tuple(notes), place.inputs if here.files and not forked else None)
+    assert place.recipe is not None, "a recipe without problems has been loaded"
+    inputs = place.inputs if here.files and not forked else None
+    return StartReport(place.recipe, tuple(notes), inputs, tuple(chosen))
 
 
-def _find(place: StartPlace) -> tuple[list[Problem], list[SettingNote]]:
+def _find(place: StartPlace) -> tuple[list[Problem], list[SettingNote], list[str]]:
+    chosen = place.choose_defaults()
     checks = START_CHECKS if place.here.files else (check_device_memory,)
     found = [finding for check in checks for finding in check(place)]
     problems = [finding for finding in found if isinstance(finding, Problem)]
-    return problems, [finding for finding in found if isinstance(finding, SettingNote)]
+    return problems, [finding for finding in found if isinstance(finding, SettingNote)], chosen
 
 
-def _find_forked(place: StartPlace) -> tuple[list[Problem], list[SettingNote]]:
+def _find_forked(place: StartPlace) -> tuple[list[Problem], list[SettingNote], list[str]]:
     """Find in a forked process; if it ends without an answer, find here, where the error shows itself."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # or both processes would write the buffered text
@@ -113,15 +116,16 @@ def _find_forked(place: StartPlace) -> tuple[list[Problem], list[SettingNote]]:
     finally:
         process.join()
     problems = [Problem(**{**each, "fixes": tuple(Fix(**fix) for fix in each["fixes"])}) for each in answer["problems"]]
-    return problems, [SettingNote(**each) for each in answer["notes"]]
+    return problems, [SettingNote(**each) for each in answer["notes"]], answer["chosen"]
 
 
 def _answer(place: StartPlace, sender: Connection) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)  # the process that waits says that it was ended
-    problems, notes = _find(place)
-    answer = {"problems": [asdict(each) for each in problems], "notes": [asdict(each) for each in notes]}
+    problems, notes, chosen = _find(place)
+    lists = {"problems": [asdict(each) for each in problems], "notes": [asdict(each) for each in notes]}
+    answer = {**lists, "chosen": chosen}
     with suppress(BrokenPipeError):  # the process that waits was ended
         sender.send_bytes(json.dumps(answer, default=str).encode())  # str: not every value is of JSON
 

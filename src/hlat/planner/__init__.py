@@ -12,6 +12,7 @@ from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
     from hlat.planner.cost.step_time import *
+    from hlat.planner.defaults import *
     from hlat.planner.expected import *
     from hlat.planner.fit import *
     from hlat.planner.grid import *
@@ -34,6 +35,7 @@ __getattr__ = lazily(
     __name__,
     {
         "cost.step_time": "OperationTimes Timeline",
+        "defaults": "LEAST_STEPS compute_batch held_tokens learning_rate load_run_recipe resolve_defaults save_every warmup_steps",
         "expected": "days_text likely usd_words",
         "fit": "MemoryFit MemoryRemedy fit_here predict_recipe recipe_fit remedies",
         "grid": "PlanGrid check_grid_options plan_grid",

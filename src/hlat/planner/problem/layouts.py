@@ -301,6 +301,12 @@ def _zero_stages(request: PlanRequest, pipeline: int, shards: int) -> list[Liter
     return [0, 1, 2, 3] if pipeline == 1 else [0, 1, 3]
 
 
+def parallel_zero_stages(request: PlanRequest, layout: Candidate) -> list[Literal[0, 1, 2, 3]]:
+    """ZeRO stages to choose from for a layout whose degrees are given: of one shard the layout's own."""
+    shards = layout.shards
+    return [layout.parallel.zero] if shards == 1 else [s for s in _zero_stages(request, layout.pipeline, shards) if s]
+
+
 def _replicas(request: PlanRequest, model_ranks: int, data: int) -> list[int]:
     """Numbers of replicas for hybrid sharding: each of 1, 2, 4, ... whole domains of fast links."""
     if request.cluster.chip.family in _UNCALIBRATED_FAMILIES:
