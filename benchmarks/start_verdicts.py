@@ -23,18 +23,20 @@ def draw(lot):
     from hlat.hardware import load_catalog, parse_cluster
 
     cluster = parse_cluster(f"{lot.choice(INSTANCES)}:{lot.choice((1, 1, 2))}", load_catalog())
+    degrees = {
+        "tensor": lot.choice((1, 1, 2, 4, 8)),
+        "pipeline": lot.choice((1, 1, 1, 2)),
+        "zero": lot.choice((0, 1, 2, 3)),
+    }
+    micro, data = lot.choice((1, 1, 2, 4, 8)), cluster.devices // (degrees["tensor"] * degrees["pipeline"])
     content = {
         "run": {"name": "drawn"},
         "model": {"preset": lot.choice(MODELS), "layers": lot.choice((2, 4, 6, 8))},
         "data": {"path": "none", "sequence_length": lot.choice((1024, 2048, 4096, 8192))},
-        "batch": {"global_batch": 256, "micro_batch": lot.choice((1, 1, 2, 4, 8))},
+        "batch": {"global_batch": 4 * micro * max(1, data), "micro_batch": micro},
         "memory": {"activation_checkpointing": lot.choice(("none", "none", "selective", "full"))},
         "optimizer": {"kind": lot.choice(("adamw", "adamw", "muon"))},
-        "parallel": {
-            "tensor": lot.choice((1, 1, 2, 4, 8)),
-            "pipeline": lot.choice((1, 1, 1, 2)),
-            "zero": lot.choice((0, 1, 2, 3)),
-        },
+        "parallel": degrees,
         "training": {"steps": 100},
     }
     try:
@@ -53,7 +55,9 @@ def main():
     record = Recorder(__file__, "first-hour.md")
     number, seed = [*map(int, sys.argv[1:]), *(NUMBER, SEED)[len(sys.argv) - 1 :]]
     lot, rows, tried = random.Random(seed), [], 0
-    print("| model, layers | cluster | tokens x micro | layout | estimated GiB | rehearsed | usable | verdicts | s, s |")
+    print(
+        "| model, layers | cluster | tokens x micro | layout | estimated GiB | rehearsed | usable | verdicts | s, s |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     while len(rows) < number and tried < 20 * number:
         tried += 1

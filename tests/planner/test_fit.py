@@ -21,6 +21,8 @@ EIGHT: dict[str, Any] = {
     "model": {"preset": "llama-3-8b"},
     "data": {"path": "none", "sequence_length": 8192},
     "batch": {"global_batch": 512, "micro_batch": 8},
+    "memory": {"activation_checkpointing": "none"},
+    "parallel": {"zero": 1},
     "training": {"steps": 1000},
 }
 

@@ -35,7 +35,10 @@ __getattr__ = lazily(
     __name__,
     {
         "cost.step_time": "OperationTimes Timeline",
-        "defaults": "LEAST_STEPS compute_batch held_tokens learning_rate load_run_recipe resolve_defaults save_every warmup_steps",
+        "defaults": (
+            "LEAST_STEPS compute_batch held_tokens learning_rate load_run_recipe resolve_defaults save_every "
+            "warmup_steps"
+        ),
         "expected": "days_text likely usd_words",
         "fit": "MemoryFit MemoryRemedy fit_here predict_recipe recipe_fit remedies",
         "grid": "PlanGrid check_grid_options plan_grid",

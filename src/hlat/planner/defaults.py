@@ -9,7 +9,8 @@ searches the same layouts. Sources: batch and learning rate by compute, DeepSeek
 fitted from 1e17 to 2e19 FLOPs and used outside of that range here; rates are limited to those that small models are
 known to bear. Interval of checkpoints: Daly 2006, as plans have it.
 
-A resumed run never changes. Torch is imported only for accelerators, whose memory is planned: a supervisor does without.
+A resumed run never changes. Torch is imported only for accelerators, whose memory is planned; a supervisor, which does
+without, leaves that to the process that checks the start.
 """
 
 import json
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from hlat.config import Recipe, load_recipe
+from hlat.config import CHECKS, Recipe, Values, holds, load_recipe
 from hlat.hardware import Cluster, installed_chip, load_catalog
 from hlat.model import count_parameters, flops_per_token
 from hlat.runtime.backend.table import absent_device, expects_accelerator
@@ -192,10 +193,13 @@ def _global_batch(recipe: Recipe, world: int) -> int:
 
 
 def _sizes(recipe: Recipe, world: int) -> list[int]:
-    """Micro-batches that divide every batch of the run over its data-parallel ranks, the smallest first."""
-    data = max(1, world // recipe.parallel.model_ranks)
-    wholes = [recipe.batch.global_batch, *(stage.global_batch for stage in recipe.batch.ramp)]
-    return [size for size in _MICRO_BATCHES if all(whole % (size * data) == 0 for whole in wholes)] or [1]
+    """Micro-batches that are possible in the run's layout, the smallest first."""
+    sections = ("model", "data", "batch", "parallel")
+    fields = {f"{name}.{field}": value for name in sections for field, value in getattr(recipe, name)}
+    values = Values({**fields, "world": world})
+    possible = (values.having("batch.micro_batch", size) for size in _MICRO_BATCHES)
+    found = [one("batch.micro_batch") for one in possible if all(holds(check, one) for check in CHECKS)]
+    return found or [recipe.batch.micro_batch]
 
 
 def _host_layout(recipe: Recipe, world: int) -> Choice:
