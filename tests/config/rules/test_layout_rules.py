@@ -82,7 +82,8 @@ IMPOSSIBLE = [
     ),
     ("batch.micro_batch=6", None, "batch.micro_batch = 6", "global_batch 64", "Try 4 or 8."),
     (
-        "pipeline=4 schedule=1f1b batch.micro_batch=32", None, "pipeline = 4", "a step has 2 (global_batch 64 / micro_batch 32)",
+        "pipeline=4 schedule=1f1b batch.micro_batch=32", None, "pipeline = 4",
+        "a step has 2 (global_batch 64 / micro_batch 32)",
         "Try 1 or 2, or batch.micro_batch=8 or 16, or parallel.schedule=gpipe, or batch.global_batch=128.",
     ),
     (
