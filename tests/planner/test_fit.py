@@ -68,15 +68,18 @@ def test_the_start_on_this_machine_is_judged_by_the_memory_that_its_device_has(m
     monkeypatch.setattr(start_checks, "expects_accelerator", lambda *_: True)
     monkeypatch.setattr(start_checks, "absent_device", lambda *_: "")
 
-    def problems(gib: int, processes: int | None = 1) -> list[Problem]:
-        monkeypatch.setattr(backend, "memory_bytes", lambda *_: gib << 30)
+    def problems(gib: float, processes: int | None = 1) -> list[Problem]:
+        monkeypatch.setattr(backend, "memory_bytes", lambda *_: int(gib * 2**30))
         small = recipe("batch.micro_batch=1 model.layers=8", world=1)
-        found = check_device_memory(StartPlace({}, small, Here(processes, 1)))
-        return [one for one in found if isinstance(one, Problem)]
+        found = list(check_device_memory(StartPlace({}, small, Here(processes, 1))))
+        assert all(isinstance(one, Problem) or one.rule == "device-memory" for one in found)
+        return [one for one in found if isinstance(one, Problem)] or ([] if not found else [Problem("note", "")])
 
     [problem] = problems(24)
     assert problem.path == "batch.micro_batch" and "A card of tomorrow has 24.0 GiB" in problem.reason
     assert problems(140) == [] and problems(24, None) == []
+    needed = recipe_fit(recipe("batch.micro_batch=1 model.layers=8", world=1), on("h100-pcie:1")).needed / 2**30
+    assert [one.path for one in problems(0.9 * needed)] == ["note"], "near enough to try"
 
 
 def test_a_launch_is_refused_or_warned_of(tmp_path, monkeypatch, caplog) -> None:

@@ -224,6 +224,7 @@ _LEAST_STATE = 8  # bytes per parameter: weights, gradients and two moments in b
 _SURELY_STATE = 24  # bytes per parameter: no mode and no optimizer keeps as many (fp32 weights, gradients, two moments)
 _SURELY_ACTIVATIONS = 64  # elements of 4 bytes per token, layer and element of the widest of its activations
 _FREE_SHARE = 0.5  # of the free memory: what surely fits into it needs no exact plan, which imports torch
+_SURELY_OVER = 1.2  # times the memory of a device: what is estimated above that will not fit
 _MODE_STATE = 12  # bytes per parameter of a checkpoint in fp32: weights and two moments; half of that in bf16
 _TOKEN_BYTES = 4  # bytes of a token id in prepared data, at most
 
@@ -291,16 +292,21 @@ def check_device_memory(place: StartPlace) -> Iterator[Problem | SettingNote]:
     is_here = here.processes is not None and expects_accelerator(recipe.run.device)
     if here.cluster is None and (not is_here or absent_device(recipe.run.device)):
         return
-    if here.cluster is not None and surely_fits(recipe, here.cluster):
+    on = here.cluster
+    if on is not None and surely_fits(recipe, on):
         return
     from hlat.planner import fit_here, recipe_fit  # noqa: PLC0415 - imports torch
 
     try:
-        on = here.cluster
         fit = fit_here(recipe, here.world) if on is None else recipe_fit(recipe, on, here.world)
     except (LaunchError, PlanError):  # no such device for torch, or nothing to plan with: the start says what is wrong
         return
-    if fit is not None and not fit.fits:
+    if fit is None or fit.fits:
+        return
+    # Here nothing is lost by trying, and compiled blocks keep less than is estimated.
+    if on is None and fit.needed < _SURELY_OVER * fit.memory:
+        yield SettingNote("device-memory", f"memory: {fit}.", fit.remedy)
+    else:
         yield fit.problem(recipe)
 
 
