@@ -13,7 +13,7 @@ import logging
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ from hlat.launch import (
     supervise_job,
     supervise_on_hosts,
 )
-from hlat.runtime.errors import HlatError, LaunchError, error_class
+from hlat.runtime.errors import HlatError, LaunchError, PlanError, error_class
 
 if TYPE_CHECKING:
     from hlat.compilation import CompiledCache
@@ -186,15 +186,20 @@ def rehearse(
     """
     with restored(), recipe_job(recipe, overrides) as job:
         from hlat.hardware import load_catalog, parse_cluster
+        from hlat.planner import machines_with
         from hlat.rehearsal import parse_device
         from hlat.rehearsal import rehearse as rehearse_world
 
         catalog = load_catalog(hardware)
         of_cluster = None if cluster is None else parse_cluster(cluster, catalog)
         simulated = parse_device(device, of_cluster, catalog)
-        count = world or (1 if of_cluster is None else of_cluster.devices)
+        count, like = world or (1 if of_cluster is None else of_cluster.devices), of_cluster
+        # What the recipe leaves open is chosen for the devices that it is rehearsed for.
+        if like is None and simulated is not None:
+            with suppress(PlanError):  # a chip that is not planned for
+                like = machines_with(simulated.chip, count)
         return rehearse_world(
-            job.load(count, of_cluster),
+            job.load(count, like),
             count,
             ranks,
             processes=processes,

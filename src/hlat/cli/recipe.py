@@ -33,7 +33,7 @@ from hlat.runtime.process import be_verbose
 from hlat.runtime.terminal import plural
 
 if TYPE_CHECKING:
-    from hlat.config import Recipe
+    from hlat.config import Recipe, SettingNote
 
 translations = typer.Typer(help="Make recipes from the configurations of other programs.", no_args_is_help=True)
 
@@ -131,44 +131,48 @@ def check(
     """Check a recipe and that it can start here: print everything that is wrong (exit code 2), or a summary."""
     ready(works=not as_json)  # the exit code is the verdict
     from hlat.hardware import load_catalog, parse_cluster
-    from hlat.launch import Here, load_and_check
-    from hlat.planner import load_run_recipe
+    from hlat.planner import load_run_recipe, resolve_defaults
 
     cluster = None if on is None else parse_cluster(on, load_catalog())
     if cluster is not None and (world or nproc or 1) > cluster.devices:
         raise typer.BadParameter(f"{on} has {cluster.devices} devices, and the run {world or nproc} processes")
     asked = world or nproc or (None if cluster is None else cluster.devices)
+    load = partial(load_run_recipe, recipe, overrides or [], world=asked)
     # With a world of other machines, the device, memory and disk here say nothing.
-    elsewhere = cluster is not None or (nproc is None and world is not None)
-    here = Here(None if elsewhere or no_files else nproc or 1, asked or 1, cluster, files=not no_files)
-    report = load_and_check(partial(load_run_recipe, recipe, overrides or [], world=asked), here)
-    resolved = report.recipe
+    is_here = not no_files and cluster is None and (nproc is not None or world is None)
+    lines: list[tuple[str, str]] = []
+    notes: Sequence[SettingNote] = ()
+    if no_files and cluster is None:
+        resolved, choices = resolve_defaults(load(), asked, here=False)
+        lines += [("chosen", str(choice)) for choice in choices]
+    else:
+        from hlat.launch import Here, load_and_check, summary_lines
+
+        here = Here(nproc or 1 if is_here else None, asked or 1, cluster, files=not no_files)
+        report = load_and_check(load, here)
+        resolved, notes = report.recipe, report.notes
+        lines += summary_lines(report, here)
     if as_json:
         say(json.dumps(resolved.model_dump(mode="json"), indent=2))
         return
     from hlat.config import numbers_with_units, odd_settings
-    from hlat.launch import data_line, machine_lines
     from hlat.model import count_parameters
 
     say(f"{recipe}: good{' (the recipe alone: --no-files)' if no_files else ''}")
     say(f"  model  {count_parameters(resolved.model).total:,} parameters")
     say(f"  run    {resolved.steps_and_tokens} = {resolved.total_tokens:,} tokens")
-    if report.inputs is not None and (line := data_line(resolved, report.inputs)):
-        say(f"  data   {line}")
     if asked is not None or resolved.parallel.model_ranks > 1:
         say(f"  layout {_layout(resolved, asked)}")
     say(f"  precision {_precision(resolved)}")
-    if here.processes is not None:
+    if is_here:
         for line in _determinism(resolved, asked or resolved.parallel.model_ranks):
             say(f"  speed  {line}")
-    for name, line in machine_lines(resolved, here):
+    for name, line in lines:
         say(f"  {name:6} {line}")
-    for line in report.chosen:
-        say(f"  chosen {line}")
     say(f"  folder {resolved.run_dir}")
     for path, text, number in sorted(numbers_with_units(recipe, overrides or [], resolved)):
         say(f"  read   {path}: {text} = {number:,}")
-    show_notes([*odd_settings(resolved), *report.notes])
+    show_notes([*odd_settings(resolved), *notes])
 
 
 def _precision(recipe: "Recipe") -> str:

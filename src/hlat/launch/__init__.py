@@ -44,7 +44,7 @@ __getattr__ = lazily(
         "slurm": "SlurmOptions SlurmSubmission batch_script cancel_job job_log job_state submit_script",
         "start_checks": "Here",
         "start_examination": "load_and_check",
-        "start_summary": "data_line machine_lines",
+        "start_summary": "summary_lines",
         "supervision.incidents": "RunOutcome",
         "supervision.local_run": "run_processes supervise",
         "supervision.supervisor": "Supervision Voice",

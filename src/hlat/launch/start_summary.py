@@ -1,6 +1,6 @@
 """A start in numbers, for ``hlat check``: the text and the passes over it, memory of the devices, and time.
 
-    StartReport, Here --summary_lines--> "data    3 files, about 12 MB; about 2.9M training tokens, 1.4 passes", ...
+    StartReport, Here --summary_lines--> ("data", "3 files, 12 MB; about 2.9M training tokens; 1.4 passes over them"), ...
 
 What would take long to find out is left out: text in remote or compressed files, and the time of a run that is short on
 any machine.
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hlat.config import Recipe
 from hlat.launch.start_checks import Here, surely_fits
+from hlat.launch.start_examination import StartReport
 from hlat.model import flops_per_token
 from hlat.runtime.errors import LaunchError, PlanError
 from hlat.runtime.quantities import amount_text, rounded_text, short_count
@@ -23,7 +24,20 @@ _GIB = 1 << 30
 _SHORT = 1e14  # FLOPs: minutes on any machine; to know its rate, a CPU is measured, for which torch is imported
 
 
-def data_line(recipe: Recipe, inputs: "InputReport") -> str:
+def summary_lines(report: StartReport, here: Here) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each line: data, memory, time, and the values that were chosen."""
+    recipe = report.recipe
+    if report.inputs is not None and (line := _data(recipe, report.inputs)):
+        yield "data", line
+    if here.cluster is not None:
+        yield "memory", _memory(recipe, here)
+    if time := _time_here(recipe, here) if here.cluster is None else _planned_time(recipe, here):
+        yield "time", time
+    for line in report.chosen:
+        yield "chosen", line
+
+
+def _data(recipe: Recipe, inputs: "InputReport") -> str:
     """Describe the files of a recipe, their tokens and the passes over them, as far as these are known."""
     about = "" if inputs.is_prepared else "about "
     words = [f"{plural(inputs.files, 'file')}, {amount_text(inputs.text_bytes, 'B')}"] * bool(inputs.files)
@@ -33,17 +47,6 @@ def data_line(recipe: Recipe, inputs: "InputReport") -> str:
         # With weights each source has passes of its own, which the run says when it has counted them.
         words += [] if weighted else [f"{rounded_text(recipe.total_tokens / max(tokens, 1), 2)} passes over them"]
     return "; ".join(words)
-
-
-def machine_lines(recipe: Recipe, here: Here) -> Iterator[tuple[str, str]]:
-    """Yield memory and time of a run on the machines that it is for, else the time on this one, each with its name."""
-    if here.cluster is None:
-        time = _time_here(recipe, here)
-    else:
-        yield "memory", _memory(recipe, here)
-        time = _planned_time(recipe, here)
-    if time:
-        yield "time", time
 
 
 def _memory(recipe: Recipe, here: Here) -> str:

@@ -45,7 +45,7 @@ __getattr__ = lazily(
         "grid_table": "grid_lines grid_page",
         "memory": "device_overhead has_fused_kernels",
         "plan": "TrainingPlan fits format_number make_plan recipe_fragment run_determinism_cost",
-        "problem.layouts": "Candidate layout_violations recipe_step",
+        "problem.layouts": "Candidate layout_violations machines_with recipe_step",
         "problem.question": "PlanQuestion check_options price_kind",
         "problem.request": "PlanRequest resolve_request",
         "problem.workload": "RECOMPUTE_POLICIES",

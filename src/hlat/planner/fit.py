@@ -106,7 +106,8 @@ def fit_here(recipe: Recipe, world: int) -> MemoryFit | None:
     if backend.is_shared:
         return None
     # Of a device that the catalog does not have, only its memory matters: any chip of its type stands for the rest.
-    alike = (chip for chip in catalog.chips if chip.device == device.type and chip.can_be_planned)
+    of_type = (chip for chip in catalog.chips if chip.device is not None and backend_of(chip.device) is backend)
+    alike = (chip for chip in of_type if chip.can_be_planned)
     if (chip := device_chip(device, catalog) or next(alike, None)) is None or chip.memory is None:
         return None
     gib = backend.memory_bytes(device) * chip.devices / _GIB
