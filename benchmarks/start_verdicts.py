@@ -23,20 +23,18 @@ def draw(lot):
     from hlat.hardware import load_catalog, parse_cluster
 
     cluster = parse_cluster(f"{lot.choice(INSTANCES)}:{lot.choice((1, 1, 2))}", load_catalog())
-    degrees = {
-        "tensor": lot.choice((1, 1, 2, 4, 8)),
-        "pipeline": lot.choice((1, 1, 1, 2)),
-        "zero": lot.choice((0, 1, 2, 3)),
-    }
-    micro, data = lot.choice((1, 1, 2, 4, 8)), cluster.devices // (degrees["tensor"] * degrees["pipeline"])
     content = {
         "run": {"name": "drawn"},
         "model": {"preset": lot.choice(MODELS), "layers": lot.choice((2, 4, 6, 8))},
         "data": {"path": "none", "sequence_length": lot.choice((1024, 2048, 4096, 8192))},
-        "batch": {"global_batch": 4 * micro * max(1, data), "micro_batch": micro},
+        "batch": {"global_batch": 256, "micro_batch": lot.choice((1, 1, 2, 4, 8))},
         "memory": {"activation_checkpointing": lot.choice(("none", "none", "selective", "full"))},
         "optimizer": {"kind": lot.choice(("adamw", "adamw", "muon"))},
-        "parallel": degrees,
+        "parallel": {
+            "tensor": lot.choice((1, 1, 2, 4, 8)),
+            "pipeline": lot.choice((1, 1, 1, 2)),
+            "zero": lot.choice((0, 1, 2, 3)),
+        },
         "training": {"steps": 100},
     }
     try:

@@ -1,6 +1,6 @@
 """A start in numbers, for ``hlat check``: the text and the passes over it, memory of the devices, and time.
 
-    StartReport, Here --summary_lines--> ("data", "3 files, 12 MB; about 2.9M training tokens; 1.4 passes over them"), ...
+    StartReport, Here --summary_lines--> ("data", "3 files, 12 MB; about 2.9M training tokens; 1.4 passes"), ...
 
 What would take long to find out is left out: text in remote or compressed files, and the time of a run that is short on
 any machine.
@@ -45,7 +45,7 @@ def _data(recipe: Recipe, inputs: "InputReport") -> str:
         words.append(f"{about}{short_count(tokens)} training tokens")
         weighted = recipe.data.phases or any(source.weight is not None for source in recipe.data.sources)
         # With weights each source has passes of its own, which the run says when it has counted them.
-        words += [] if weighted else [f"{rounded_text(recipe.total_tokens / max(tokens, 1), 2)} passes over them"]
+        words += [] if weighted else [f"{rounded_text(recipe.total_tokens / max(tokens, 1), 2)} passes"]
     return "; ".join(words)
 
 
