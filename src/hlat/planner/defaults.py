@@ -140,7 +140,7 @@ def _begun_values(recipe: Recipe, world: int | None) -> dict[str, Any]:
         # On fewer processes than before it may not divide the batch any more: then it is chosen again.
         ranks = 1 if world is None else recipe.data_parallel(world)
         if found.get("batch.global_batch", recipe.batch.global_batch) % (found.get("batch.micro_batch", 1) * ranks):
-            del found["batch.micro_batch"]
+            found.pop("batch.micro_batch", None)
         return found
     return {}
 
@@ -154,7 +154,9 @@ def _choices(recipe: Recipe, paths: list[str], world: int, on: Cluster | None, *
     layout = {path for path in LAYOUT if path in paths}
     cluster = on if on is not None or not here else _machines_here(recipe, world)
     is_host = here and on is None and not expects_accelerator(recipe.run.device)
-    planned = None if cluster is None else _planned(recipe, layout, cluster, world)
+    planned = None
+    with suppress(PlanError):  # a memory budget, or a cluster that fails too often: the cost model has no answer
+        planned = None if cluster is None else _planned(recipe, layout, cluster, world)
     if layout and planned is not None and cluster is not None:
         yield _planned_layout(planned, layout, cluster)
     elif "batch.micro_batch" in layout and is_host:
@@ -229,9 +231,9 @@ _ROOM = 0.88
 
 
 def _planned(recipe: Recipe, layout: set[str], cluster: Cluster, world: int) -> "LayoutPrediction | None":
-    """Predict the fastest layout that fits, of those that are open; None for a recipe that is not planned.
+    """Predict the fastest layout that fits, of those that are open, or the one that needs least; None without any.
 
-    Where none fits, it is the one that needs least.
+    PlanError: the recipe is not planned.
     """
     from hlat.planner.memory import estimated_ranks  # noqa: PLC0415 - imports torch
     from hlat.planner.problem.layouts import Candidate, layout_violations, parallel_zero_stages, recipe_step  # noqa: PLC0415
@@ -241,10 +243,7 @@ def _planned(recipe: Recipe, layout: set[str], cluster: Cluster, world: int) -> 
     from hlat.precision import resolve_mode  # noqa: PLC0415
 
     mode = resolve_mode(recipe.precision.mode, has_fast_bf16(cluster.chip))
-    try:
-        request, written = recipe_step(recipe.in_mode(mode), cluster, world)
-    except PlanError:  # a memory budget
-        return None
+    request, written = recipe_step(recipe.in_mode(mode), cluster, world)
     sizes = _sizes(recipe, world) if "batch.micro_batch" in layout else [written.micro_batch]
     policies = RECOMPUTE_POLICIES if "memory.activation_checkpointing" in layout else (written.recompute,)
     stages: list[Literal[0, 1, 2, 3]] = [written.parallel.zero]
