@@ -81,11 +81,11 @@ def test_a_traceback_and_a_warning_of_ours(tmp_path):
     """A bug of ours may carry a stranger's text: what Python prints goes through the same door."""
     program = (
         "import sys, warnings\n"
-        "import hlat\n"
+        "import hlat.planner\n"
         "def fail(*given, **options):\n"
         "    warnings.warn('warned \\x9b', stacklevel=1)\n"
         "    raise RuntimeError('failed \\x1b[2J\\x9b https://u:S3CR3T@host/x?sig=S3CR3T')\n"
-        "hlat.load_recipe = fail\n"
+        "hlat.planner.load_run_recipe = fail\n"
         "from hlat.command import main\n"
         "sys.argv = ['hlat', 'check', 'quickstart']\n"
         "main()"

@@ -62,7 +62,13 @@ def test_ten_mistakes_are_all_reported_at_once_with_their_remedies(tmp_path):
         ({"model": {"preset": "tiny-2m"}}, "model.preset"),
         ({"model": {"preset": "tiny-1m", "hf_config": "x"}}, "model.preset"),
         ({"model": {"hf_config": "no/such/config.json"}}, "model.hf_config"),
-        ({"model": {"preset": "tiny-1m", "max_sequence_length": 128}}, "data.sequence_length"),
+        (
+            {
+                "model": {"preset": "tiny-1m", "max_sequence_length": 128},
+                "data": {"path": "corpus.txt", "sequence_length": 1024},
+            },
+            "data.sequence_length",
+        ),
         (
             {"model": {"preset": "tiny-1m", "rope": {"scaling": {"kind": "llama3", "low_freq_factor": 4.0}}}},
             "model.rope.scaling.high_freq_factor",

@@ -11,6 +11,7 @@ import pytest
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
 from hlat.hardware import Cluster, load_catalog, parse_cluster
+from hlat.planner import recipe_fit
 from hlat.planner.memory import rank_memory
 from hlat.planner.problem.layouts import recipe_step
 from hlat.rehearsal import Rehearsal, parse_device, rehearse, verdict_lines
@@ -56,6 +57,8 @@ def test_a_rank_that_fits_fits_by_the_rule_of_the_plan() -> None:
     planned = rank_memory(found.plan.request, found.plan.prediction.candidate, 0)
     assert verdict.tensors == found.ranks[0].peak_bytes and verdict.runtime == planned.runtime
     assert verdict.needed == pytest.approx(planned.total, rel=0.03), "the tolerance of all planned memory"
+    before_a_start = recipe_fit(deep(), cluster_of(80))
+    assert before_a_start.fits and before_a_start.needed == pytest.approx(verdict.needed, rel=0.03)
 
 
 def test_what_does_not_fit_names_the_rank_and_changes_that_help() -> None:
@@ -66,6 +69,8 @@ def test_what_does_not_fit_names_the_rank_and_changes_that_help() -> None:
     verdict = found.verdict
     assert verdict is not None and not verdict.fits and verdict.rank == 0
     overrides = [remedy.override for remedy in verdict.remedies]
+    before_a_start = recipe_fit(deep(), cluster_of(gib))
+    assert not before_a_start.fits and before_a_start.remedies[:4] == verdict.remedies
     assert "batch.micro_batch=1" in overrides
     assert [each.step_seconds for each in verdict.remedies] == sorted(each.step_seconds for each in verdict.remedies)
     content = {"parallel": {"zero": 1}, "memory": {}, **SMALL, **DEEP}

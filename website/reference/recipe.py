@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hlat.config import recipe_schema
+from hlat.planner.defaults import CHOSEN
 
 UNITS = {
     # end of a field's name -> unit; the longest that fits decides
@@ -178,7 +179,10 @@ def _facts(field: Field, schema: dict[str, Any]) -> list[str]:
         return [] if found == ["section"] else found
     if unit := _unit(field):
         found.append(f"unit: {unit}")
-    found.append(f"default: `{_value(field.node['default'])}`" if "default" in field.node else "no default")
+    default = f"default: `{_value(field.node['default'])}`" if "default" in field.node else "no default"
+    if field.path in CHOSEN:
+        default = default.replace("default:", "default: chosen by size and device; where the devices are not known")
+    found.append(default)
     shown = example(field, schema)
     if shown is not None:
         where = field.path if "[]" not in field.path else field.path.rpartition(".")[2]

@@ -152,6 +152,7 @@ def submit_slurm(
     grace: int = 120,
     program: str | None = None,
     options: "SlurmOptions | None" = None,
+    anyway: bool = False,
     dry_run: bool = False,
 ) -> "SlurmSubmission":
     """Submit a run to Slurm; the present folder is the working folder of the job.
@@ -169,6 +170,7 @@ def submit_slurm(
         grace: seconds before the end of the job at which the run is told to save.
         program: command that runs hlat on the machines; None for this Python's ``-m hlat``.
         options: further options of Slurm.
+        anyway: only warn of a run that does not fit into the memory of the instance's devices.
         dry_run: only write the script.
 
     Returns:
@@ -183,7 +185,9 @@ def submit_slurm(
     from hlat.launch import RunRequest, SlurmOptions, SlurmSubmission, batch_script, submit_script
 
     words, catalog, variables = tuple(override_words(overrides)), optional_text(hardware), _assignments(environment)
-    request = RunRequest(str(recipe), words, nodes, nproc, instance, catalog, variables, name, grace, program, least)
+    request = RunRequest(
+        str(recipe), words, nodes, nproc, instance, catalog, variables, name, grace, program, least, anyway
+    )
     script = batch_script(request, SlurmOptions() if options is None else options, Path.cwd())
     # Found before submission, which makes them.
     missing = tuple(folder for folder in script.folders if not folder.is_dir())
@@ -205,6 +209,7 @@ def submit_kubernetes(
     grace: int = 120,
     program: str | None = None,
     least: int | None = None,
+    anyway: bool = False,
     dry_run: bool = False,
 ) -> str:
     """Give a run to Kubernetes with ``kubectl apply``; return its manifests as YAML.
@@ -218,7 +223,7 @@ def submit_kubernetes(
         grace: seconds that a pod has to save when Kubernetes ends it.
         program: command that runs hlat in the image; None for ``hlat``.
         dry_run: only write the manifests.
-        overrides, nproc, hardware, environment, least: as for ``submit_slurm``.
+        overrides, nproc, hardware, environment, least, anyway: as for ``submit_slurm``.
 
     Raises:
         LaunchError: an option is wrong (every problem is listed), or kubectl fails.
@@ -227,7 +232,9 @@ def submit_kubernetes(
     from hlat.launch import RunRequest, apply_manifests, manifests, manifests_yaml
 
     words, catalog, variables = tuple(override_words(overrides)), optional_text(hardware), _assignments(environment)
-    request = RunRequest(str(recipe), words, nodes, nproc, instance, catalog, variables, name, grace, program, least)
+    request = RunRequest(
+        str(recipe), words, nodes, nproc, instance, catalog, variables, name, grace, program, least, anyway
+    )
     text = manifests_yaml(manifests(request, options))
     if not dry_run:
         apply_manifests(text)

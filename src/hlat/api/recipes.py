@@ -237,7 +237,8 @@ def recipe_job(
     with TemporaryDirectory(prefix="hlat-") as folder:
         file = Path(folder) / f"{recipe.run.name}.yaml"
         # JSON is YAML: processes load it as any other recipe file.
-        file.write_text(json.dumps(recipe.model_dump(mode="json")), encoding="utf-8")
+        # What it leaves open stays open: the processes choose by their devices.
+        file.write_text(json.dumps(recipe.model_dump(mode="json", exclude_unset=True)), encoding="utf-8")
         yield TrainingJob(str(file), (), *options)
 
 

@@ -14,7 +14,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from hlat.launch import (
     supervise_job,
     supervise_on_hosts,
 )
-from hlat.runtime.errors import HlatError, LaunchError, error_class
+from hlat.runtime.errors import HlatError, LaunchError, PlanError, error_class
 
 if TYPE_CHECKING:
     from hlat.compilation import CompiledCache
@@ -203,15 +203,20 @@ def rehearse(
     """
     with restored(), recipe_job(recipe, overrides) as job:
         from hlat.hardware import load_catalog, parse_cluster
+        from hlat.planner import machines_with
         from hlat.rehearsal import parse_device
         from hlat.rehearsal import rehearse as rehearse_world
 
         catalog = load_catalog(hardware)
         of_cluster = None if cluster is None else parse_cluster(cluster, catalog)
         simulated = parse_device(device, of_cluster, catalog)
-        count = world or (1 if of_cluster is None else of_cluster.devices)
+        count, like = world or (1 if of_cluster is None else of_cluster.devices), of_cluster
+        # What the recipe leaves open is chosen for the devices that it is rehearsed for.
+        if like is None and simulated is not None:
+            with suppress(PlanError):  # a chip that is not planned for
+                like = machines_with(simulated.chip, count)
         return rehearse_world(
-            job.load(count),
+            job.load(count, like),
             count,
             ranks,
             processes=processes,
@@ -239,7 +244,7 @@ def _train_here(job: TrainingJob, on_step: "Sequence[Callable[[StepEnd], object]
 def _train_supervised(job: TrainingJob, least: int, most: int, hosts: HostOptions | None) -> TrainingResult:
     failures: list[RunOutcome] = []
     voice = Voice(complain=_LOG.warning, say=_LOG.info, failed=failures.append, show=_LOG.info)
-    recipe = job.load(most if hosts is None else most * hosts.resolve(most)[1])
+    recipe = job.load_as_written(most if hosts is None else most * hosts.resolve(most)[1])
     code = supervise_job(job, (least, most), voice) if hosts is None else supervise_on_hosts(job, most, hosts, voice)
     if failures:
         raise outcome_error(failures[-1])

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from hlat.cli.options import (
+    AnywayOption,
     DryRunOption,
     EnvOption,
     GraceOption,
@@ -29,7 +30,7 @@ RunArgument = Annotated[Path, typer.Argument(help="Run folder.", show_default=Fa
 
 def _job(context: typer.Context) -> dict[str, Any]:
     """Return the options that every scheduler takes, as the Python API names them."""
-    same = ("nodes", "nproc", "least", "instance", "hardware", "name", "grace", "program", "dry_run")
+    same = ("nodes", "nproc", "least", "instance", "hardware", "name", "grace", "program", "anyway", "dry_run")
     return {name: context.params[name] for name in same} | {"environment": context.params["env"] or ()}
 
 
@@ -76,6 +77,7 @@ def slurm_command(
     doctor: Annotated[
         bool, typer.Option("--doctor", help="Examine the nodes before the training, and leave bad ones out.")
     ] = False,
+    anyway: AnywayOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Submit a run to Slurm, with this folder as its working folder."""
@@ -176,6 +178,7 @@ def kubernetes_command(
     no_probes: Annotated[
         bool, typer.Option("--no-probes", help="Leave out probes, and tracking.prometheus, which answers them.")
     ] = False,
+    anyway: AnywayOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Submit a run to Kubernetes with kubectl: a Job, a JobSet, or a TrainJob of Kubeflow Trainer."""

@@ -33,6 +33,9 @@ EnvOption = Annotated[
 ]
 NameOption = Annotated[str | None, typer.Option(help="Name of the job; default: the run's.")]
 GraceOption = Annotated[int, typer.Option(help="Seconds before the end at which the run is told to save.")]
+AnywayOption = Annotated[
+    bool, typer.Option("--anyway", help="Only warn of a run that does not fit into the memory of the instance.")
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 

@@ -9,6 +9,7 @@ recipe     -> a recipe from the configuration of another program
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -117,6 +118,10 @@ def check(
     nproc: Annotated[
         int | None, typer.Option(min=1, help="Processes on this machine, as in hlat train --nproc; default: one.")
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="INSTANCE:N", help="Machines of the run, as for hlat plan: memory and time there."),
+    ] = None,
     no_files: Annotated[
         bool, typer.Option("--no-files", help="Check the recipe alone: no files, no device, memory or disk (for CI).")
     ] = False,
@@ -124,7 +129,32 @@ def check(
 ) -> None:
     """Check a recipe and that it can start here: print everything that is wrong (exit code 2), or a summary."""
     ready(works=not as_json)  # the exit code is the verdict
-    resolved, notes = _checked(recipe, overrides or [], world, nproc, no_files)
+    from hlat.hardware import load_catalog, parse_cluster
+    from hlat.planner import load_run_recipe, resolve_defaults
+
+    cluster = None if on is None else parse_cluster(on, load_catalog())
+    if cluster is not None and (world or nproc or 1) > cluster.devices:
+        raise typer.BadParameter(f"{on} has {cluster.devices} devices, and the run {world or nproc} processes")
+    asked = world or nproc or (None if cluster is None else cluster.devices)
+    load = partial(load_run_recipe, recipe, overrides or [], world=asked)
+    # With a world of other machines, the device, memory and disk here say nothing.
+    is_here = not no_files and cluster is None and (nproc is not None or world is None)
+    lines: list[tuple[str, str]] = []
+    notes: Sequence[SettingNote] = ()
+    if no_files and cluster is None:
+        resolved, choices = resolve_defaults(load(), asked, here=False)
+        lines += [("chosen", str(choice)) for choice in choices]
+    else:
+        from hlat.launch import Here, load_and_check, summary_lines
+
+        here = Here(nproc or 1 if is_here else None, asked or 1, cluster, files=not no_files)
+        report = load_and_check(load, here)
+        resolved, notes = report.recipe, report.notes
+        lines += summary_lines(report, here)
+    if resolved.own_parts:
+        from hlat.launch import check_extensions
+
+        check_extensions(resolved, asked or resolved.parallel.model_ranks)
     if as_json:
         say(json.dumps(resolved.model_dump(mode="json"), indent=2))
         return
@@ -134,14 +164,14 @@ def check(
     say(f"{recipe}: good{' (the recipe alone: --no-files)' if no_files else ''}")
     say(f"  model  {count_parameters(resolved.model).total:,} parameters")
     say(f"  run    {resolved.steps_and_tokens} = {resolved.total_tokens:,} tokens")
-    total = nproc if world is None else world
-    if total is not None or resolved.parallel.model_ranks > 1:
-        say(f"  layout {_layout(resolved, total)}")
+    if asked is not None or resolved.parallel.model_ranks > 1:
+        say(f"  layout {_layout(resolved, asked)}")
     say(f"  precision {_precision(resolved)}")
-    elsewhere = world is not None and nproc is None  # on other machines, whose devices are not known here
-    if not no_files and not elsewhere:
-        for line in _determinism(resolved, total or resolved.parallel.model_ranks):
+    if is_here:
+        for line in _determinism(resolved, asked or resolved.parallel.model_ranks):
             say(f"  speed  {line}")
+    for name, line in lines:
+        say(f"  {name:6} {line}")
     say(f"  folder {resolved.run_dir}")
     read, more = first_of(sorted(numbers_with_units(recipe, overrides or [], resolved)), TABLE_ROWS)
     for path, text, number in read:
@@ -149,26 +179,6 @@ def check(
     if more:
         say(f"  read   {more} numbers with a unit")
     show_notes([*odd_settings(resolved), *notes])
-
-
-def _checked(
-    recipe: str, overrides: list[str], world: int | None, nproc: int | None, no_files: bool
-) -> "tuple[Recipe, Sequence[SettingNote]]":
-    def load() -> "Recipe":
-        return hlat.load_recipe(recipe, overrides, world=nproc if world is None else world)
-
-    from hlat.launch import Here, check_extensions, load_and_check
-
-    if no_files:
-        found, notes = load(), ()
-    else:
-        # With a world of other machines, the device, memory and disk here say nothing.
-        elsewhere = nproc is None and world is not None
-        report = load_and_check(load, Here(None if elsewhere else nproc or 1, world or nproc or 1))
-        found, notes = report.recipe, report.notes
-    if found.own_parts:
-        check_extensions(found, world or nproc or found.parallel.model_ranks)
-    return found, notes
 
 
 def _precision(recipe: "Recipe") -> str:

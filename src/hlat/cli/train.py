@@ -191,7 +191,9 @@ def _checked(job: "TrainingJob", world: int) -> "Recipe":
         return job.load(world)
     from hlat.launch import Here, load_and_check
 
-    report = load_and_check(lambda: job.load(world), Here(1, 1, stores=False))
+    report = load_and_check(lambda: job.load_as_written(world), Here(1, 1, stores=False))
+    for line in report.chosen:
+        say(f"chosen: {line}")
     show_notes(report.before_training)
     return report.recipe
 

@@ -10,11 +10,13 @@ import typing
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from hlat.config.compatible import compatible_defaults
 from hlat.config.errors import Problem, RecipeError, plain_content, size_problem
 from hlat.config.explanations import FIELD_LIST, dotted_path, explain, explain_none, names_near, suggestion
 from hlat.config.layout_checks import Values
@@ -122,7 +124,12 @@ def _parse(content: dict[str, Any], problems: list[Problem], source: str, world:
         problems.extend(_each_remedy_once(explain(detail) for detail in found[:_EXPLAINED]))
     # Field errors must not hide rule errors: the rules run on whatever is valid.
     values = Values(_valid_values(Recipe, content))
-    broken = broken_rules(values if world is None else values.having("world", world))
+    values = values if world is None else values.having("world", world)
+    # A default that cannot stand beside what is given gives way to it.
+    others = compatible_defaults(values, partial(_is_written, content))
+    for path, value in others.items():
+        values = values.having(path, value)
+    broken = broken_rules(values)
     # A missing section and a refused value are reported once, not again for each of their fields.
     problems.extend(
         _marked_if_default(problem, content)
@@ -132,7 +139,7 @@ def _parse(content: dict[str, Any], problems: list[Problem], source: str, world:
     if problems:
         raise RecipeError(sorted(problems, key=_section_order), source, _valid_sections(content))
     assert recipe is not None, "a recipe without problems has been validated"
-    return recipe
+    return recipe.having(others, given=False)
 
 
 def _no_recipe(content: dict[str, Any], source: str) -> Problem:
@@ -155,15 +162,20 @@ def _each_remedy_once(problems: Iterable[Problem]) -> Iterator[Problem]:
 
 def _marked_if_default(problem: Problem, content: Any) -> Problem:
     # A field that the recipe does not give is marked: its reader would look for the value in vain.
-    if problem.path == "world":
-        return problem
-    for name in problem.path.split("."):
+    return (
+        problem if problem.path == "world" or _is_written(content, problem.path) else replace(problem, is_default=True)
+    )
+
+
+def _is_written(content: Any, path: str) -> bool:
+    """Return True if a recipe's content gives a field, or its path leads through a list."""
+    for name in path.split("."):
         if isinstance(content, list | tuple):
-            return problem
+            return True
         if not isinstance(content, dict) or name not in content:
-            return replace(problem, is_default=True)
+            return False
         content = content[name]
-    return problem
+    return True
 
 
 def _valid_sections(content: dict[str, Any]) -> dict[str, BaseModel]:

@@ -17,7 +17,7 @@ A recipe file may leave out more than a resolved recipe: a preset stands for the
 for whole sections.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -224,6 +224,25 @@ class Recipe(Section):
 
     def with_determinism(self, deterministic: bool) -> "Recipe":
         return self.model_copy(update={"run": self.run.model_copy(update={"deterministic": deterministic})})
+
+    def gives(self, path: str) -> bool:
+        """Return True if a field of a section, as in batch.micro_batch, was given; else it has a default."""
+        section, _, name = path.partition(".")
+        return section in self.model_fields_set and name in getattr(self, section).model_fields_set
+
+    def having(self, values: Mapping[str, Any], *, given: bool = True) -> "Recipe":
+        """Return the recipe with other values of some fields; not ``given``, they stay defaults."""
+        found = self
+        for path, value in values.items():
+            section, _, name = path.partition(".")
+            before = getattr(found, section)
+            after = before.model_copy(update={name: value})
+            if not given:
+                object.__setattr__(after, "__pydantic_fields_set__", set(before.model_fields_set))
+            fields = set(found.model_fields_set)
+            found = found.model_copy(update={section: after})
+            object.__setattr__(found, "__pydantic_fields_set__", fields | ({section} if given else set()))
+        return found
 
     def data_parallel(self, world: int) -> int:
         """The data-parallel degree on ``world`` processes; the recipe must have been validated for them."""

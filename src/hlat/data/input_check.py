@@ -184,6 +184,7 @@ class InputReport:
     """Findings of ``check_inputs``: problems, doubts and sizes."""
 
     problems: list[InputProblem] = field(default_factory=list)  # every problem, in the order of the fields
+    files: int = 0  # of the corpus
     text_bytes: int = 0  # size of the local files of the corpus
     most_tokens: int | None = None  # upper bound of the training tokens, end tokens included; None if unknown
     # Tokens of an epoch: counted if the data is prepared or short, else estimated; None if unknown.
@@ -327,6 +328,7 @@ def _is_plain_text(file: SourceFile) -> bool:
 
 def _measure(data: DataConfig, files: list[SourceFile], report: InputReport) -> None:
     """Bound and estimate the tokens of a corpus by the size of its files, where these are plain text."""
+    report.files = len(files)
     report.text_bytes = sum(file.size for file in files)
     if not files or not all(map(_is_plain_text, files)):
         return

@@ -10,10 +10,12 @@ from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
     from hlat.draft.drafting import *
+    from hlat.draft.facts import *
 
 __getattr__ = lazily(
     __name__,
     {
-        "drafting": "draft_recipe",
+        "drafting": "draft_recipe time_text",
+        "facts": "REACHED look_at_machine",
     },
 )

@@ -7,8 +7,7 @@
 
 Sources: the size for an amount of compute, ``hlat.planner`` (Hoffmann et al. 2022, as fitted by Besiroglu et al.
 2024). Up to 4 epochs of the same text are nearly as good as new text: Muennighoff et al. 2023 (arXiv 2305.16264).
-Batch and learning rate by compute: DeepSeek LLM (arXiv 2401.02954), equation 1, fitted from 1e17 to 2e19 FLOPs and used
-outside of that range here; rates are limited to those that small models are known to bear.
+Batch, rate, warm-up and checkpoints are what a recipe without them gets too (``hlat.planner.defaults``).
 """
 
 import json
@@ -24,7 +23,15 @@ from hlat.config import PRESETS, ModelConfig, load_recipe, load_yaml, model_sect
 from hlat.data import Tokenizer, load_tokenizer
 from hlat.draft.facts import REACHED, Machine, Texts, look_at_machine, look_at_texts
 from hlat.model import count_parameters, flops_per_token
-from hlat.planner import CHINCHILLA
+from hlat.planner import (
+    CHINCHILLA,
+    LEAST_STEPS,
+    compute_batch,
+    held_tokens,
+    learning_rate,
+    save_every,
+    warmup_steps,
+)
 from hlat.runtime.quantities import rounded_text
 from hlat.runtime.terminal import escape_name, plural
 
@@ -89,7 +96,6 @@ STATE_BYTES = 18
 MOST_EPOCHS = 4
 """Passes over the same text that help nearly as much as new text."""
 _TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, table 3
-_LARGEST_RATE, _CONTINUED = 3e-3, 0.1  # a model that is trained already continues at a tenth of the rate
 _SEQUENCES = ((3e7, 512), (3e8, 1024), (3e9, 2048))  # parameters below which samples are this long; then 4096
 _VOCABULARIES = ((2e7, 4096), (2e8, 8192), (2e9, 16384))  # bytes of text below which a vocabulary is trained this large
 _LARGEST_VOCABULARY = 32768
@@ -139,8 +145,6 @@ def choose_sizes(
     tokens = int(min(flops / per_token, MOST_EPOCHS * epoch_tokens))
     spent = tokens * per_token
     batch = _batch(spent, tokens, length, machine.devices)
-    # DeepSeek LLM, equation 1.
-    rate = min(_LARGEST_RATE, 0.3118 * spent**-0.125) * (_CONTINUED if trained else 1.0)
     return Sizes(
         model={} if given is not None else {name: getattr(model, name) for name in _SHAPE},
         parameters=parameters,
@@ -150,16 +154,14 @@ def choose_sizes(
         sequence_length=length,
         global_batch=batch,
         micro_batch=_micro_batch(batch // machine.devices, parameters, length, machine),
-        # Two digits, for people: the law is no more exact.
-        learning_rate=float(f"{rate:.1e}"),
+        learning_rate=learning_rate(spent, trained=trained),
         seconds=spent / machine.rate,
     )
 
 
 def _batch(flops: float, tokens: int, length: int, devices: int) -> int:
     """Samples per step: a multiple of the devices, and small enough for 200 steps."""
-    # DeepSeek LLM, equation 1, in tokens; but at least 200 steps.
-    wanted = min(0.2920 * flops**0.3271, tokens / 200) / length
+    wanted = min(compute_batch(flops), tokens / LEAST_STEPS) / length
     size = devices
     while 2 * size <= wanted:
         size *= 2
@@ -168,13 +170,7 @@ def _batch(flops: float, tokens: int, length: int, devices: int) -> int:
 
 def _micro_batch(most: int, parameters: int, length: int, machine: Machine) -> int:
     """Samples at a time: what a fifth of the memory holds."""
-    # A sample keeps about 34 bytes per token, layer and unit of width (Korthikanti et al. 2022, equation 2, without the
-    # scores of attention). Layers times width is 1.6 times the root of the parameters in LLaMA 7B, and below 3.5 for
-    # the shapes drafted here: 5 errs on the safe side.
-    tokens = machine.memory_bytes / 5 / (34 * 5 * parameters**0.5)
-    if machine.is_host:
-        # Caches of a CPU are small.
-        tokens = min(tokens, 4096)
+    tokens = held_tokens(machine.memory_bytes, parameters, is_host=machine.is_host)
     size = 1
     while 2 * size <= most and 2 * size * length <= tokens:
         size *= 2
@@ -207,8 +203,6 @@ def _shapes(vocab_size: int) -> list[tuple[int, ModelConfig]]:
     return found
 
 
-_WARMUP, _MOST_WARMUP = 0.02, 2000
-_SAVE_SECONDS = 600.0
 _PLAIN = re.compile("[A-Za-z_/][A-Za-z0-9._/@-]*")
 
 
@@ -217,10 +211,10 @@ def recipe_text(name: str, texts: Texts, machine: Machine, sizes: Sizes, model: 
     gib = machine.memory_bytes / 2**30
     sections = [
         [
-            f"# Drafted by hlat init for {_time(hours * 3600)} on this machine: {machine.devices} x {machine.name}, "
-            f"{gib:.0f} GiB.",
+            f"# Drafted by hlat init for {time_text(hours * 3600)} on this machine: "
+            f"{machine.devices} x {machine.name}, {gib:.0f} GiB.",
             f"# Expected: {sizes.parameters:,} parameters, {sizes.tokens:,} tokens, {plural(sizes.steps, 'step')} in "
-            f"about {_time(sizes.seconds)},",
+            f"about {time_text(sizes.seconds)},",
             f"# at {machine.rate / 1e12:.3g} TFLOP/s ({REACHED:.0%} of the peak, an assumption). hlat check reads it, "
             "hlat train runs it.",
         ],
@@ -237,7 +231,7 @@ def recipe_text(name: str, texts: Texts, machine: Machine, sizes: Sizes, model: 
             "optimizer:",
             f"  lr: {sizes.learning_rate:g}  # peak; {_rate_source(model)}",
         ],
-        [f"schedule: {{kind: cosine, warmup_steps: {_warmup(sizes.steps)}}}"],
+        [f"schedule: {{kind: cosine, warmup_steps: {warmup_steps(sizes.steps)}}}"],
         [
             "training:",
             f"  steps: {sizes.steps}  # {sizes.tokens / sizes.epoch_tokens:.2g} passes over the text, of which about "
@@ -288,20 +282,16 @@ def _rate_source(model: dict[str, str]) -> str:
     return f"a tenth of the usual ({usual}), since the model is trained already" if "from" in model else usual
 
 
-def _warmup(steps: int) -> int:
-    return min(_MOST_WARMUP, round(_WARMUP * steps))
-
-
 def _save_every(sizes: Sizes) -> int:
-    wanted = sizes.steps * _SAVE_SECONDS / max(sizes.seconds, 1.0)
-    return max(1, min(sizes.steps, round(wanted)))
+    return save_every(sizes.steps, max(sizes.seconds, 1.0) / sizes.steps)
 
 
 def _when(sizes: Sizes) -> str:
     return "about every ten minutes" if _save_every(sizes) < sizes.steps else "at the end, within ten minutes"
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Write a duration in the largest unit of which it has at least 1.5, with two digits."""
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 1.5 * length:
             return f"{rounded_text(seconds / length, 2)} {unit}"

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hlat.config import Recipe, load_recipe
+from hlat.config import Recipe
 from hlat.launch.supervision.incidents import RunOutcome
 from hlat.launch.supervision.local_run import run_processes
+from hlat.planner import load_run_recipe, resolve_defaults
 from hlat.runtime.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ class CompileJob:
     overrides: tuple[str, ...] = ()  # a.b=c each
 
     def load(self, world: int | None) -> Recipe:
-        """Load the recipe for ``world`` processes, None for any number; RecipeError lists its problems."""
-        return load_recipe(self.recipe, list(self.overrides), world=world)
+        """Load the recipe as written for ``world`` processes, None for any number; RecipeError lists its problems."""
+        return load_run_recipe(self.recipe, self.overrides, world=world)
 
     def arguments(self) -> list[str]:
         """Arguments of the command that compiles as one process of several."""
@@ -55,7 +56,7 @@ class CompileJob:
         from hlat.runtime.process import rank_info  # noqa: PLC0415
         from hlat.training import configure_rounding  # noqa: PLC0415
 
-        recipe = self.load(rank_info().world)
+        recipe, _ = resolve_defaults(self.load(rank_info().world), rank_info().world)
         run = recipe.run
         configure_rounding(recipe, rank_info())
         folder = None

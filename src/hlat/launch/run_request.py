@@ -11,10 +11,12 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hlat.config import Recipe, RecipeError, load_recipe
-from hlat.hardware import LaunchSettings, load_catalog, parse_cluster
+from hlat.config import Recipe, RecipeError
+from hlat.hardware import Cluster, LaunchSettings, load_catalog, parse_cluster
+from hlat.launch.start_checks import surely_fits
+from hlat.planner import load_run_recipe, resolve_defaults
 from hlat.runtime.errors import HardwareError, LaunchError
 from hlat.runtime.terminal import escape_controls, line_problems, plural
 from hlat.runtime.urls import find_secret
@@ -71,6 +73,7 @@ class RunRequest:
     grace: int = 120  # seconds before the end at which the run is told to save
     program: str | None = None  # words of the command that runs hlat on the machines; None for the scheduler's default
     least: int | None = None  # smallest number of machines with which the run goes on if others are lost; None for all
+    anyway: bool = False  # only warn of a run that does not fit into the devices' memory
 
     def prepare(
         self, problems: Sequence[str] = (), check: Callable[[Recipe], list[str]] = _no_problems
@@ -86,17 +89,22 @@ class RunRequest:
             RecipeError: only the recipe is wrong; every problem is listed.
         """
         found = [*problems, *self._count_problems()]
-        settings, per_node = self._machine(found)
+        cluster = self._machine(found)
+        settings = LaunchSettings() if cluster is None else cluster.instance.launch
+        per_node = 1 if cluster is None else cluster.devices_per_instance
         variables = self._variables(found)
         words = self._program_words(found)
         nproc = self.nproc if self.nproc is not None else per_node
-        recipe = self._load(nproc, found)
-        found += check(recipe) if recipe is not None else []
+        recipe, chosen = self._load(nproc, cluster, found)
+        if recipe is not None:
+            found += [*check(recipe), *self._memory_problems(recipe, cluster, nproc)]
         if found or recipe is None:
             raise problems_error(found)
         if self.instance is not None and nproc != per_node:
             _warn_of_devices(self.instance, per_node, nproc)
-        return PreparedRun(self, recipe, nproc, settings, {**settings.environment, **variables}, words)
+        # The nodes get them as overrides, and need not choose: all take the same, and the script shows them.
+        request = replace(self, overrides=(*self.overrides, *chosen))
+        return PreparedRun(request, recipe, nproc, settings, {**settings.environment, **variables}, words)
 
     def _count_problems(self) -> list[str]:
         wrong = small_counts({"--nodes": self.nodes, "--nproc": self.nproc, "--grace": self.grace})
@@ -110,15 +118,28 @@ class RunRequest:
             *(found for what, texts in given.items() for text in texts for found in line_problems(what, text)),
         ]
 
-    def _machine(self, problems: list[str]) -> tuple[LaunchSettings, int]:
+    def _machine(self, problems: list[str]) -> Cluster | None:
         if self.instance is None:
-            return LaunchSettings(), 1
+            return None
         try:
-            cluster = parse_cluster(f"{self.instance}:{max(1, self.nodes)}", load_catalog(self.hardware))
+            return parse_cluster(f"{self.instance}:{max(1, self.nodes)}", load_catalog(self.hardware))
         except HardwareError as error:
             problems.append(f"--instance {escape_controls(self.instance)}: {error}")
-            return LaunchSettings(), 1
-        return cluster.instance.launch, cluster.devices_per_instance
+            return None
+
+    def _memory_problems(self, recipe: Recipe, cluster: Cluster | None, nproc: int) -> list[str]:
+        """Return a run that does not fit into the devices of the instance; only warn of it if it is to go on."""
+        if cluster is None or surely_fits(recipe, cluster):
+            return []
+        from hlat.planner import recipe_fit  # noqa: PLC0415 - imports torch
+
+        fit = recipe_fit(recipe, cluster, max(1, self.nodes) * max(1, nproc))
+        if fit.fits:
+            return []
+        if self.anyway:
+            _logger.warning("warning: memory: %s.", fit)
+            return []
+        return [f"memory: {fit}. {fit.remedy} Or --anyway submits it as it is."]
 
     def _variables(self, problems: list[str]) -> dict[str, str]:
         variables: dict[str, str] = {}
@@ -147,16 +168,25 @@ class RunRequest:
         problems += line_problems("--program", self.program or "")
         return words
 
-    def _load(self, nproc: int, problems: list[str]) -> Recipe | None:
-        """Load the recipe for the number of processes; append its problems to other problems if there are any."""
+    def _load(self, nproc: int, cluster: Cluster | None, problems: list[str]) -> tuple[Recipe | None, list[str]]:
+        """Load the recipe, and choose what it leaves open by the instance; return it and the choices as overrides.
+
+        Its problems are appended to other problems if there are any.
+        """
+        # max: a wrong number is a problem already, and those of the recipe are to be listed with it.
+        world = max(1, self.nodes) * max(1, nproc)
         try:
-            # max: a wrong number is a problem already, and those of the recipe are to be listed with it.
-            return load_recipe(self.recipe, list(self.overrides), world=max(1, self.nodes) * max(1, nproc))
+            recipe, choices = resolve_defaults(
+                load_run_recipe(self.recipe, self.overrides, world=world), world, cluster, here=False
+            )
         except RecipeError as error:
             if not problems:
                 raise
             problems.append(str(error))
-            return None
+            return None, []
+        for choice in choices if cluster is not None else ():
+            _logger.info("chosen: %s", choice)
+        return recipe, [word for choice in choices for word in choice.overrides] if cluster is not None else []
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hlat.config import ZERO_BUBBLE, DataConfig, Problem, Recipe, RunConfig, SettingNote, model_differences, own_parts
+from hlat.hardware import Cluster
 from hlat.launch.preflight.request import available_memory, memory_limit
 from hlat.model import count_parameters
+from hlat.planner import resolve_defaults
 from hlat.runtime.backend import torch_private
 from hlat.runtime.backend.table import absent_device, expects_accelerator
+from hlat.runtime.errors import LaunchError, PlanError
 from hlat.runtime.storage.hub import CONFIG_FILES, HubError, HubModel
 from hlat.runtime.storage.local_files import broken_link
 from hlat.runtime.storage.run_folder import RECIPE_NAME, is_foreign_recipe
@@ -39,6 +42,8 @@ class Here:
     # processes of the run on this machine; None if it is not said that the run is to start here
     processes: int | None = 1
     world: int | None = 1  # processes of the run on all machines; None if unknown
+    cluster: Cluster | None = None  # machines on which the run is to start instead
+    files: bool = True  # look at files, device, memory and disk of this machine
     stores: bool = True  # ask object stores for the files that URLs name
 
 
@@ -47,6 +52,16 @@ class StartPlace:
 
     def __init__(self, sections: Mapping[str, Any], recipe: Recipe | None, here: Here) -> None:
         self.sections, self.recipe, self.here = sections, recipe, here
+
+    def choose_defaults(self) -> list[str]:
+        """Choose the values that the recipe leaves open, as its processes will; return what is new, with reasons."""
+        if self.recipe is None:
+            return []
+        here = self.here
+        recipe, choices = resolve_defaults(self.recipe, here.world, here.cluster, here=here.processes is not None)
+        self.recipe = recipe
+        self.sections = {name: getattr(recipe, name) for name in type(recipe).model_fields}
+        return list(map(str, choices))
 
     @property
     def run_dir(self) -> Path | None:
@@ -209,6 +224,7 @@ _LEAST_STATE = 8  # bytes per parameter: weights, gradients and two moments in b
 _SURELY_STATE = 24  # bytes per parameter: no mode and no optimizer keeps as many (fp32 weights, gradients, two moments)
 _SURELY_ACTIVATIONS = 64  # elements of 4 bytes per token, layer and element of the widest of its activations
 _FREE_SHARE = 0.5  # of the free memory: what surely fits into it needs no exact plan, which imports torch
+_SURELY_OVER = 1.2  # times the memory of a device: what is estimated above that will not fit
 _MODE_STATE = 12  # bytes per parameter of a checkpoint in fp32: weights and two moments; half of that in bf16
 _TOKEN_BYTES = 4  # bytes of a token id in prepared data, at most
 
@@ -246,7 +262,6 @@ def check_schedule(place: StartPlace) -> Iterator[Problem]:
 def check_memory(place: StartPlace) -> Iterator[Problem | SettingNote]:
     """Yield a run that needs more memory than this machine, or its container, has; a note if others use it now."""
     recipe, processes, world = place.recipe, place.here.processes, place.here.world
-    # The memory of an accelerator is not known without torch, so only runs on CPUs are judged.
     if recipe is None or processes is None or world is None or expects_accelerator(recipe.run.device):
         return
     free, total = available_memory(), memory_limit()
@@ -267,6 +282,37 @@ def check_memory(place: StartPlace) -> Iterator[Problem | SettingNote]:
     elif each * processes > free:
         text = f"memory: the run needs {needed} at its peak, and {_gib(free)} are free now."
         yield SettingNote("free-memory", text, "End other programs, or use a smaller batch.micro_batch.")
+
+
+def check_device_memory(place: StartPlace) -> Iterator[Problem | SettingNote]:
+    """Yield a run that does not fit into accelerators: of the machines that it is for, else of this one."""
+    recipe, here = place.recipe, place.here
+    if recipe is None or here.world is None:
+        return
+    is_here = here.processes is not None and expects_accelerator(recipe.run.device)
+    if here.cluster is None and (not is_here or absent_device(recipe.run.device)):
+        return
+    on = here.cluster
+    if on is not None and surely_fits(recipe, on):
+        return
+    from hlat.planner import fit_here, recipe_fit  # noqa: PLC0415 - imports torch
+
+    try:
+        fit = fit_here(recipe, here.world) if on is None else recipe_fit(recipe, on, here.world)
+    except (LaunchError, PlanError):  # no such device for torch, or nothing to plan with: the start says what is wrong
+        return
+    if fit is None or fit.fits:
+        return
+    # Here nothing is lost by trying, and compiled blocks keep less than is estimated.
+    if on is None and fit.needed < _SURELY_OVER * fit.memory:
+        yield SettingNote("device-memory", f"memory: {fit}.", fit.remedy)
+    else:
+        yield fit.problem(recipe)
+
+
+def surely_fits(recipe: Recipe, cluster: Cluster) -> bool:
+    """Return True if a run is so small that no exact plan is needed, which imports torch."""
+    return _surely_less(recipe) < _FREE_SHARE * cluster.memory_bytes
 
 
 def _too_much(recipe: Recipe, needed: str, total: int) -> Problem:
@@ -412,6 +458,7 @@ START_CHECKS: tuple[StartCheck, ...] = (
     check_weights,
     check_task_files,
     check_memory,
+    check_device_memory,
     check_disk,
     note_short_text,
     note_passes,

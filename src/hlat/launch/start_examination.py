@@ -20,12 +20,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hlat.config import Fix, Problem, Recipe, RecipeError, SettingNote, own_parts
-from hlat.launch.start_checks import TOKENIZER_NOTE, VALIDATION_NOTE, Here, StartPlace
+from hlat.launch.start_checks import (
+    START_CHECKS,
+    TOKENIZER_NOTE,
+    VALIDATION_NOTE,
+    Here,
+    StartPlace,
+    check_device_memory,
+)
 from hlat.runtime.errors import LaunchError
 from hlat.tracking import check_installed
+
+if TYPE_CHECKING:
+    from hlat.data import InputReport
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,8 @@ class StartReport:
     recipe: Recipe
     # warnings about this machine and the text, in addition to those about the recipe
     notes: tuple[SettingNote, ...] = ()
+    inputs: "InputReport | None" = None  # what was found of the text; None if a forked process looked
+    chosen: tuple[str, ...] = ()  # values that the recipe leaves open, each with its reason
 
     @property
     def before_training(self) -> tuple[SettingNote, ...]:
@@ -65,27 +77,30 @@ def load_and_check(load: Callable[[], Recipe], here: Here, *, forked: bool = Fal
     place = StartPlace(sections, recipe, here)
     # A child of a process with threads may wait forever for a lock that one of them held.
     can_fork = "torch" not in sys.modules and threading.active_count() == 1
-    problems, notes = _find_forked(place) if forked and can_fork else _find(place)
+    forked = forked and can_fork
+    problems, notes, chosen = _find_forked(place) if forked else _find(place)
     # One problem per field is enough.
     known = {problem.path for problem in refused.problems} if refused else set()
     found = [problem for problem in problems if problem.path not in known]
     if refused is not None:
         raise RecipeError([*refused.problems, *found], refused.source, refused.sections) from refused
     if found:
-        raise RecipeError(found, "the run cannot start here")
-    assert recipe is not None, "a recipe without problems has been loaded"
-    return StartReport(recipe, tuple(notes))
+        where = "here" if here.cluster is None else f"on {here.cluster.name}"
+        raise RecipeError(found, f"the run cannot start {where}")
+    assert place.recipe is not None, "a recipe without problems has been loaded"
+    inputs = place.inputs if here.files and not forked else None
+    return StartReport(place.recipe, tuple(notes), inputs, tuple(chosen))
 
 
-def _find(place: StartPlace) -> tuple[list[Problem], list[SettingNote]]:
-    from hlat.launch.start_checks import START_CHECKS  # noqa: PLC0415 - they import libraries of file formats
-
-    found = [finding for check in START_CHECKS for finding in check(place)]
+def _find(place: StartPlace) -> tuple[list[Problem], list[SettingNote], list[str]]:
+    chosen = place.choose_defaults()
+    checks = START_CHECKS if place.here.files else (check_device_memory,)
+    found = [finding for check in checks for finding in check(place)]
     problems = [finding for finding in found if isinstance(finding, Problem)]
-    return problems, [finding for finding in found if isinstance(finding, SettingNote)]
+    return problems, [finding for finding in found if isinstance(finding, SettingNote)], chosen
 
 
-def _find_forked(place: StartPlace) -> tuple[list[Problem], list[SettingNote]]:
+def _find_forked(place: StartPlace) -> tuple[list[Problem], list[SettingNote], list[str]]:
     """Find in a forked process; if it ends without an answer, find here, where the error shows itself."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # or both processes would write the buffered text
@@ -101,15 +116,16 @@ def _find_forked(place: StartPlace) -> tuple[list[Problem], list[SettingNote]]:
     finally:
         process.join()
     problems = [Problem(**{**each, "fixes": tuple(Fix(**fix) for fix in each["fixes"])}) for each in answer["problems"]]
-    return problems, [SettingNote(**each) for each in answer["notes"]]
+    return problems, [SettingNote(**each) for each in answer["notes"]], answer["chosen"]
 
 
 def _answer(place: StartPlace, sender: Connection) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)  # the process that waits says that it was ended
-    problems, notes = _find(place)
-    answer = {"problems": [asdict(each) for each in problems], "notes": [asdict(each) for each in notes]}
+    problems, notes, chosen = _find(place)
+    lists = {"problems": [asdict(each) for each in problems], "notes": [asdict(each) for each in notes]}
+    answer = {**lists, "chosen": chosen}
     with suppress(BrokenPipeError):  # the process that waits was ended
         sender.send_bytes(json.dumps(answer, default=str).encode())  # str: not every value is of JSON
 

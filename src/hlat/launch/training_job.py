@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hlat.config import Recipe, RecipeError, find_recipe, load_recipe, refuse_faults
+from hlat.config import Recipe, RecipeError, find_recipe, refuse_faults
+from hlat.hardware import Cluster
 from hlat.launch.local_processes import ProcessSet, hlat_command, launch_forked, launch_multiprocess
 from hlat.launch.metrics_process import metrics_server
 from hlat.launch.start_checks import Here
@@ -23,6 +24,7 @@ from hlat.launch.start_examination import check_extensions, load_and_check
 from hlat.launch.supervision.local_run import supervise
 from hlat.launch.supervision.self_watch import watching_itself
 from hlat.launch.supervision.supervisor import Supervision, Voice
+from hlat.planner import load_run_recipe, resolve_defaults
 from hlat.resilience import WorldSizePolicy
 from hlat.runtime import slurm
 from hlat.runtime.errors import LaunchError
@@ -47,9 +49,13 @@ class TrainingJob:
     allow_faults: bool = False  # inject the faults that the recipe lists
     require_step: int | None = None  # resume from this step; fail unless it is the newest checkpoint
 
-    def load(self, world: int) -> Recipe:
-        """Load the recipe for ``world`` processes; RecipeError lists every problem."""
-        recipe = load_recipe(self.recipe, list(self.overrides), world=world)
+    def load(self, world: int, on: Cluster | None = None) -> Recipe:
+        """Load the recipe for ``world`` processes, here or on other machines; RecipeError lists every problem."""
+        return resolve_defaults(self.load_as_written(world), world, on)[0]
+
+    def load_as_written(self, world: int) -> Recipe:
+        """Load the recipe without choosing what it leaves open, for which torch may be imported."""
+        recipe = load_run_recipe(self.recipe, self.overrides, world=world)
         refuse_faults(recipe.faults, self.allow_faults)
         return recipe
 
@@ -123,9 +129,11 @@ def accepted_run(
     job: TrainingJob, nproc: int, world: int, voice: Voice, *, all_notes: bool = False
 ) -> Iterator[tuple[Recipe, Supervision]]:
     """Load and check a job's recipe before any process starts; yield it, and settings while metrics can be served."""
-    report = load_and_check(partial(job.load, world), Here(nproc, world, stores=False), forked=True)
+    report = load_and_check(partial(job.load_as_written, world), Here(nproc, world, stores=False), forked=True)
     recipe = report.recipe
     voice.accepted(recipe)
+    for line in report.chosen:
+        voice.say(f"chosen: {line}")
     for note in report.notes if all_notes else report.before_training:
         tell = voice.complain if note.kind == "warning" else voice.say
         tell(f"{note.kind}: {note}")
@@ -137,7 +145,7 @@ def accepted_run(
 def fits(job: TrainingJob, nproc: int) -> bool:
     """Return True if the job's recipe has a layout for this number of processes."""
     try:
-        job.load(nproc)
+        job.load_as_written(nproc)
     except RecipeError:
         return False
     return True

@@ -12,7 +12,9 @@ from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
     from hlat.planner.cost.step_time import *
+    from hlat.planner.defaults import *
     from hlat.planner.expected import *
+    from hlat.planner.fit import *
     from hlat.planner.grid import *
     from hlat.planner.memory import *
     from hlat.planner.plan import *
@@ -32,11 +34,16 @@ __getattr__ = lazily(
     __name__,
     {
         "cost.step_time": "OperationTimes Timeline",
-        "expected": "days_text usd_words",
+        "defaults": (
+            "LEAST_STEPS compute_batch held_tokens learning_rate load_run_recipe resolve_defaults save_every "
+            "warmup_steps"
+        ),
+        "expected": "days_text likely usd_words",
+        "fit": "MemoryFit MemoryRemedy fit_here predict_recipe recipe_fit remedies",
         "grid": "PlanGrid check_grid_options grid_lines grid_page plan_grid",
         "memory": "device_overhead has_fused_kernels",
         "plan": "TrainingPlan fits format_number make_plan recipe_fragment run_determinism_cost",
-        "problem.layouts": "Candidate layout_violations recipe_step",
+        "problem.layouts": "Candidate layout_violations machines_with recipe_step",
         "problem.question": "PlanQuestion check_options price_kind",
         "problem.request": "PlanRequest resolve_request",
         "problem.workload": "RECOMPUTE_POLICIES",

@@ -126,10 +126,18 @@ def _estimate(request: PlanRequest, step: StepShape, pipeline_rank: int, kernels
 def ranks_of_interest(request: PlanRequest, candidate: Candidate) -> list[int]:
     """Pipeline ranks to report: ``representative_ranks``, with the memory that the device adds."""
     step = candidate.step_shape(request)
+    return representative_ranks(step, _needs(request, step))
+
+
+def most_needed(request: PlanRequest, step: StepShape) -> float:
+    """Bytes of the rank that needs most in a step, on the request's devices."""
+    return max(_needs(request, step))
+
+
+def _needs(request: PlanRequest, step: StepShape) -> list[float]:
     kernels = _eager_kernels(request)
     counts = [rank_bytes(step, rank, sizes, kernels) for rank, sizes in enumerate(stage_layer_counts(step))]
-    needs = [_on_device(request, counted).total for counted in counts]
-    return representative_ranks(step, needs)
+    return [_on_device(request, counted).total for counted in counts]
 
 
 def has_fused_kernels(chip: Chip) -> bool:

@@ -31,6 +31,7 @@ from hlat.planner.cost.goodput import (
     storage_rate,
 )
 from hlat.planner.cost.step_counts import exchanged_bytes, executed_flops
+from hlat.planner.defaults import CHOSEN
 from hlat.planner.expected import likely
 from hlat.planner.problem.devices import comparison_note, planned_execution, why_not_runnable
 from hlat.planner.problem.layouts import Candidate, layout_text, parse_layout, recipe_on_chip
@@ -252,7 +253,9 @@ def _changes(request: PlanRequest, recipe: Recipe, candidate: Candidate) -> dict
     }
     if recipe.precision.mode != AUTO:  # whose resolved mode is no change
         pairs["precision.mode"] = (recipe.precision.mode, request.mode)
-    return {name: values for name, values in pairs.items() if values[0] != values[1]}
+    # What the recipe leaves open is chosen at the start, and is no change.
+    is_open = {name for name in CHOSEN if not recipe.gives(name)}
+    return {name: values for name, values in pairs.items() if values[0] != values[1] and name not in is_open}
 
 
 def layout_json(request: PlanRequest, prediction: LayoutPrediction) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def search(request: PlanRequest, *, clock: Callable[[], float] = time.perf_count
     needs = [checks.estimates(candidate) for candidate in tried]
     peaks = [max(ranks) for ranks in needs]
     if tried and min(peaks) > checks.furthest:  # the smallest may be one whose estimates ended early
-        peaks = [estimated_peak(request, candidate) for candidate in tried]
+        peaks = [max(estimated_ranks(request, candidate)) for candidate in tried]
     least = min(zip(peaks, range(len(tried)), strict=True), default=None)
     possible = [one for one in zip(tried, needs, strict=True) if checks.may_fit(*one)]
     ranked = _best(request, possible, limit, checks)

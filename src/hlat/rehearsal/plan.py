@@ -5,24 +5,22 @@ the cluster; times of single operations
 reports, chip --> tensors + runtime + allocator, by the planner's rule --> FitVerdict, changes that would help
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hlat.config import Recipe
 from hlat.hardware import Chip, Cluster
 from hlat.planner import (
-    RECOMPUTE_POLICIES,
     USABLE_MEMORY_SHARE,
-    Candidate,
     LayoutPrediction,
+    MemoryRemedy,
     OperationTimes,
     PlanRequest,
     Timeline,
     device_overhead,
-    fits,
-    layout_violations,
     predict_layout,
     recipe_step,
+    remedies,
     timeline,
     workload_columns,
 )
@@ -80,15 +78,6 @@ _SHOWN = 4
 
 
 @dataclass(frozen=True)
-class MemoryRemedy:
-    """A change of the recipe with which it fits, by the plan."""
-
-    override: str  # the change
-    needed: float  # bytes of the fullest rank
-    step_seconds: float
-
-
-@dataclass(frozen=True)
 class FitVerdict:
     """Memory of the rehearsed rank that needs most, on a device."""
 
@@ -125,51 +114,10 @@ def judge(
     verdict = max((_of_rank(report, chip, memory) for report in reports), key=lambda each: each.needed)
     if verdict.fits or plan is None:
         return verdict
-    return replace(verdict, remedies=tuple(_remedies(plan, can_send))[:_SHOWN])
+    found = remedies(plan.request, plan.prediction.candidate, can_send)
+    return replace(verdict, remedies=tuple(found[:_SHOWN]))
 
 
 def _of_rank(report: RankReport, chip: Chip, memory: float) -> FitVerdict:
     runtime, slack = device_overhead(chip.family, sum(report.peak[name] for name in _TRANSIENT))
     return FitVerdict(report.rank, report.coordinates.pp, report.peak_bytes, runtime, slack, memory)
-
-
-def _remedies(plan: PlannedStep, can_send: bool) -> list[MemoryRemedy]:
-    """Changes of one field with which the plan fits, the fastest first."""
-    found = []
-    for override, request, candidate in _changes(plan.request, plan.prediction.candidate, can_send):
-        if not layout_violations(request, candidate):
-            prediction = predict_layout(request, candidate)
-            if fits(request, prediction):
-                found.append(MemoryRemedy(override, prediction.peak_memory, prediction.step_seconds))
-    return sorted(found, key=lambda remedy: remedy.step_seconds)
-
-
-def _changes(
-    request: PlanRequest, candidate: Candidate, can_send: bool
-) -> Iterator[tuple[str, PlanRequest, Candidate]]:
-    """Yield changes of one field that lower the memory of a rank, each as an override, a request and a layout."""
-    stronger = RECOMPUTE_POLICIES[RECOMPUTE_POLICIES.index(candidate.recompute) + 1 :]
-    for policy in stronger:
-        yield f"memory.activation_checkpointing={policy}", request, replace(candidate, recompute=policy)
-    for size in (1, candidate.micro_batch // 2):
-        if 0 < size < candidate.micro_batch:
-            yield f"batch.micro_batch={size}", request, replace(candidate, micro_batch=size)
-    for name, value in _parallel_changes(request, candidate, can_send):
-        parallel = candidate.parallel.model_copy(update={name: value})
-        data, rest = divmod(request.cluster.devices, parallel.model_ranks)
-        if data and not rest and data % parallel.replicas == 0:
-            yield f"parallel.{name}={value}", request, replace(candidate, parallel=parallel, data=data)
-    if request.mode in ("mixed", "fp32"):
-        yield "precision.mode=bf16-sr", replace(request, mode="bf16-sr"), candidate
-
-
-def _parallel_changes(request: PlanRequest, candidate: Candidate, can_send: bool) -> Iterator[tuple[str, int | str]]:
-    for zero in (1, 3):
-        if zero > candidate.zero:
-            yield "zero", zero
-    if candidate.tensor > 1 and not candidate.parallel.gathers_again:
-        yield "gather_again", "auto"
-    if 2 * candidate.tensor <= request.cluster.domain:
-        yield "tensor", 2 * candidate.tensor
-    if can_send and candidate.parallel.split is None:
-        yield "pipeline", 2 * candidate.pipeline

@@ -28,7 +28,7 @@ IMPOSSIBLE = [
     ("tensor=4 model.heads=24 model.hidden_size=768 model.kv_heads=6", None, "tensor = 4", "kv_heads 6", "Try 2 or 3."),
     ("tensor=4 model.vocab_size=3 data.tokenizer.train=char", None, "tensor = 4", "without a row", "Try 1 or 2."),
     (
-        "tensor=16 context=2", None, "tensor = 16", "sequence_length 528 / context 2 is not a multiple",
+        "tensor=16 context=2 sequence=true", None, "tensor = 16", "sequence_length 528 / context 2 is not a multiple",
         "Try 4 or 8, or parallel.sequence=false.",
     ),
     ("context=5", None, "context = 5", "2 x 5 chunks", "Try 4 or 6."),
@@ -82,11 +82,12 @@ IMPOSSIBLE = [
     ),
     ("batch.micro_batch=6", None, "batch.micro_batch = 6", "global_batch 64", "Try 4 or 8."),
     (
-        "pipeline=4 batch.micro_batch=32", None, "pipeline = 4", "a step has 2 (global_batch 64 / micro_batch 32)",
+        "pipeline=4 schedule=1f1b batch.micro_batch=32", None, "pipeline = 4",
+        "a step has 2 (global_batch 64 / micro_batch 32)",
         "Try 1 or 2, or batch.micro_batch=8 or 16, or parallel.schedule=gpipe, or batch.global_batch=128.",
     ),
     (
-        "pipeline=4", 64, "pipeline = 4", "64 / micro_batch 2 / data-parallel degree 16",
+        "pipeline=4 schedule=1f1b", 64, "pipeline = 4", "64 / micro_batch 2 / data-parallel degree 16",
         "Try batch.micro_batch=1, or parallel.schedule=gpipe, or batch.global_batch=128, or 16 or 32 processes.",
     ),
     (

@@ -16,8 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hlat.config import Recipe, RecipeError, load_recipe
+from hlat.config import Recipe, RecipeError
 from hlat.hardware import Cluster, load_catalog, parse_cluster
+from hlat.planner import load_run_recipe, resolve_defaults
 from hlat.runtime import slurm
 from hlat.runtime.backend.faults import device_reports
 from hlat.runtime.distributed.network import address_of, resolve_addresses
@@ -195,7 +196,7 @@ def make_request(
         problems.append("--run-dir: with a recipe the folder is its run.dir; override that instead.")
     if problems:
         raise LaunchError("\n".join(["hlat doctor cannot start:", *(f"  {problem}" for problem in problems)]))
-    found, error = _load_recipe(recipe, overrides, nodes * nproc, node)
+    found, error = _load_recipe(recipe, overrides, nodes * nproc, node, cluster)
     folder = found.run_dir if found is not None else options.run_dir or Path.cwd()
     return PreflightRequest(
         options,
@@ -250,13 +251,14 @@ def _find_cluster(options: PreflightOptions, nodes: int, problems: list[str]) ->
 
 
 def _load_recipe(
-    recipe: Recipe | str | None, overrides: Sequence[str], world: int, node: int
+    recipe: Recipe | str | None, overrides: Sequence[str], world: int, node: int, cluster: Cluster | None
 ) -> tuple[Recipe | None, str]:
     """Load the recipe; on other hosts than the first, return its problems instead of raising them."""
     if recipe is None or isinstance(recipe, Recipe):
         return recipe, ""
     try:
-        return load_recipe(recipe, list(overrides), world=world), ""
+        loaded = load_run_recipe(recipe, overrides, world=world)
+        return resolve_defaults(loaded, world, cluster)[0], ""
     except RecipeError as error:
         if node == 0:
             raise

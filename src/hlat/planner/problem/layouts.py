@@ -301,6 +301,12 @@ def _zero_stages(request: PlanRequest, pipeline: int, shards: int) -> list[Liter
     return [0, 1, 2, 3] if pipeline == 1 else [0, 1, 3]
 
 
+def parallel_zero_stages(request: PlanRequest, layout: Candidate) -> list[Literal[0, 1, 2, 3]]:
+    """ZeRO stages to choose from for a layout whose degrees are given: of one shard the layout's own."""
+    shards = layout.shards
+    return [layout.parallel.zero] if shards == 1 else [s for s in _zero_stages(request, layout.pipeline, shards) if s]
+
+
 def _replicas(request: PlanRequest, model_ranks: int, data: int) -> list[int]:
     """Numbers of replicas for hybrid sharding: each of 1, 2, 4, ... whole domains of fast links."""
     if request.cluster.chip.family in _UNCALIBRATED_FAMILIES:
@@ -422,17 +428,22 @@ def _parse_pairs(text: str, option: str) -> dict[str, Any]:
 
 
 def recipe_on_chip(recipe: Recipe, chip: Chip, world: int) -> tuple[PlanRequest, Candidate]:
-    """Describe the steps of a recipe on ``world`` devices of a chip, in the catalog's first machine that has it.
+    """Describe the steps of a recipe on ``world`` devices of a chip; PlanError: as for both functions below."""
+    cluster = machines_with(chip, world)
+    return recipe_step(recipe.in_mode(resolve_mode(recipe.precision.mode, has_fast_bf16(chip))), cluster, world)
 
-    PlanError: as ``recipe_step``; or the catalog has no machine or no figures of the chip.
+
+def machines_with(chip: Chip, world: int) -> Cluster:
+    """Return the catalog's first kind of machine with a chip, as many as have ``world`` devices.
+
+    PlanError: the catalog has no machine or no figures of the chip.
     """
     instance = next((one for one in load_catalog().instances if one.chip == chip.name), None)
     if instance is None or not chip.can_be_planned:
         raise PlanError(f"the catalog has no machine with {chip.name}, or not its memory and rates")
     chips = -(-world // chip.devices)
     part = instance.with_chips(min(chips, instance.chips))
-    cluster = Cluster(part, chip, -(-chips // part.chips))
-    return recipe_step(recipe.in_mode(resolve_mode(recipe.precision.mode, has_fast_bf16(chip))), cluster, world)
+    return Cluster(part, chip, -(-chips // part.chips))
 
 
 def recipe_step(recipe: Recipe, cluster: Cluster, world: int | None = None) -> tuple[PlanRequest, Candidate]:

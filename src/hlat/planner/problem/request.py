@@ -70,12 +70,15 @@ class PlanRequest:
     @property
     def micro_batch(self) -> int | None:
         """Sequences of a data-parallel rank, as the recipe has them; None if they are searched."""
-        return None if self.recipe is None or self.asked.search else self.recipe.batch.micro_batch
+        is_open = self.recipe is None or self.asked.search or not self.recipe.gives("batch.micro_batch")
+        return None if is_open or self.recipe is None else self.recipe.batch.micro_batch
 
     @property
     def recompute(self) -> tuple[RecomputePolicy, ...]:
         """Policies of activation checkpointing: the recipe's, or all that are searched."""
-        written = None if self.recipe is None or self.asked.search else self.recipe.memory.activation_checkpointing
+        field = "memory.activation_checkpointing"
+        is_open = self.recipe is None or self.asked.search or not self.recipe.gives(field)
+        written = None if is_open or self.recipe is None else self.recipe.memory.activation_checkpointing
         # A memory budget is not predicted: a plan takes one of the policies instead.
         return tuple(policy for policy in RECOMPUTE_POLICIES if policy == written) or RECOMPUTE_POLICIES
 
