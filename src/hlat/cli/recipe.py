@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import hlat
-from hlat.cli.options import check_outputs, write_output
+from hlat.cli.options import JsonOption, check_outputs, write_output
 from hlat.cli.terminal import (
     OverridesArgument,
     RecipeArgument,
@@ -84,14 +84,17 @@ def init(
     texts: Annotated[str, typer.Argument(help="The corpus: a file, folder or glob.", show_default=False)],
     to: Annotated[Path, typer.Option(help="Recipe file to write; must not exist.")] = Path("recipe.yaml"),
     hours: Annotated[
-        float, typer.Option(parser=_hours, metavar="TIME", help="Time to train: 2h, 90min, 1d; a number is hours.")
+        float,
+        typer.Option("--time", parser=_hours, metavar="TIME", help="Time to train: 2h, 90min, 1d; a number is hours."),
     ] = 1.0,
     start: Annotated[
         str | None,
         typer.Option("--from", help="Model to continue from: checkpoint, Hugging Face folder, or id of the Hub."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Preset or config.json of a new model; default: chosen.")] = None,
-    column: Annotated[str | None, typer.Option(help="Column or key of the text; default: the usual names.")] = None,
+    column: Annotated[
+        str | None, typer.Option("--text-column", help="Column or key of the text; default: the usual names.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run; default: that of the recipe file.")] = None,
     device: Annotated[str, typer.Option(help="Device type, as run.device takes it.")] = "auto",
 ) -> None:
@@ -121,7 +124,7 @@ def check(
     no_files: Annotated[
         bool, typer.Option("--no-files", help="Check the recipe alone: no files, no device, memory or disk (for CI).")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the resolved recipe as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check a recipe and that it can start here: print everything that is wrong (exit code 2), or a summary."""
     ready(works=not as_json)  # the exit code is the verdict

@@ -83,7 +83,7 @@ def _find_column(file: SourceFile) -> str:
         else:
             return column
     assert first is not None, "there are columns to be tried"
-    raise DataError(f"{first} Name the column of the text with --column.") from first
+    raise DataError(f"{first} Name the column of the text with --text-column.") from first
 
 
 class _Sample(NamedTuple):

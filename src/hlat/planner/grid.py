@@ -41,8 +41,8 @@ _LARGER = 4  # times the instances on which the last model fits: where doubling 
 _COMPARED = 3  # layouts of a setting whose pipelines are simulated
 _SIZE = re.compile(r"\d+(\.\d+)?[mb]", re.IGNORECASE)
 _OPTIONS = {
-    *("grid", "cluster", "chips", "per", "tokens", "seq", "global_batch", "precision", "price", "interruptions"),
-    *("prices_of", "storage", "pue", "as_json", "html", "hardware"),
+    *("grid", "cluster", "chips", "per", "tokens", "sequence_length", "global_batch", "precision"),
+    *("price", "interruptions", "prices_of", "storage", "pue", "as_json", "to", "hardware"),
 }
 
 Obstacle = Literal["memory", "batch", "degrees", "failures"]

@@ -126,7 +126,7 @@ def resolve_request(question: PlanQuestion, cluster: Cluster, price: PriceKind |
     assumed = []
     if sequence is None:
         sequence = recipe.data.sequence_length if recipe else min(config.max_sequence_length or 4096, 8192)
-        assumed += [] if recipe else [f"sequences of {sequence:,} tokens (--seq)"]
+        assumed += [] if recipe else [f"sequences of {sequence:,} tokens (--sequence-length)"]
     # The ramp's stages are sizes on the way to the recipe's own batch: another batch has none.
     ramp = recipe.batch.ramp if recipe and global_batch is None else ()
     if global_batch is None:
@@ -195,7 +195,11 @@ def names_tokens(model: str) -> bool:
 def _problems(question: PlanQuestion, cluster: Cluster, price: PriceKind | None) -> list[str]:
     """Mistakes in the options, the model excepted."""
     mode = question.precision
-    numbers = {"--tokens": question.tokens, "--seq": question.sequence, "--global-batch": question.global_batch}
+    numbers = {
+        "--tokens": question.tokens,
+        "--sequence-length": question.sequence,
+        "--global-batch": question.global_batch,
+    }
     problems = [
         f"{name} {value}: must be a positive number"
         for name, value in numbers.items()
