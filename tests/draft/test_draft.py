@@ -103,7 +103,7 @@ def test_every_number_has_a_reason_and_text_survives_quoting(tmp_path: Path) -> 
 def test_what_cannot_be_used_is_said(tmp_path: Path, jsonl: Path) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text('{"words": "a b"}\n')
-    with pytest.raises(DataError, match=r"(?s)no column 'text'; it has words.*--column"):
+    with pytest.raises(DataError, match=r"(?s)no column 'text'; it has words.*--text-column"):
         look_at_texts(str(other))
     assert look_at_texts(str(other), "words").sample == ("a b",)
     (tmp_path / "empty").mkdir()
@@ -116,7 +116,7 @@ def test_what_cannot_be_used_is_said(tmp_path: Path, jsonl: Path) -> None:
 
 def test_the_command_writes_a_recipe_that_trains(cli, corpus: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
-    done = cli("init", corpus, "--to", recipe, "--hours", "0.01")
+    done = cli("init", corpus, "--to", recipe, "--time", "0.01")
     assert done.returncode == 0, done.stderr
     assert "hlat train" in done.stdout
     again = cli("init", corpus, "--to", recipe)

@@ -21,6 +21,10 @@ NodesOption = Annotated[
         metavar=RANGE, help="Number of hosts; MIN:MAX goes on without those that are lost, and takes them back."
     ),
 ]
+WorldOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="World size of the run: one process per accelerator, on any machines."),
+]
 NodeOption = Annotated[
     int | None,
     typer.Option(min=0, help="Number of this host, from 0; default: that of Slurm, Kubernetes or torchrun."),
@@ -145,11 +149,15 @@ def _verb_of(command: Any, words: Sequence[str]) -> tuple[str, Any, int]:
 
 
 def _with_least(words: list[str], least: str) -> list[str]:
-    at = next((place for place, word in enumerate(words) if word.partition("=")[0] == "--nodes"), len(words))
-    head, equals, most = words[at].partition("=") if at < len(words) else ("--nodes", "=", "")
-    after = at + 1 if equals else at + 2
-    most = most if equals else next(iter(words[at + 1 :]), "")
-    return [*words[:at], f"{head}={least}:{most}", *words[after:]]
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == "--nodes":
+            number = value if equals else next(iter(words[place + 1 :]), "")
+            return [*words[:place], f"--nodes={least}:{number}", *words[place + (1 if equals else 2) :]]
+    # hlat launch local counts the hosts that are named.
+    hosts = next((value for word, value in zip(words, words[1:], strict=False) if word == "--hosts"), "")
+    hosts = hosts or next((word for word in words if word.startswith("--hosts=")), "")
+    return [*words, f"--nodes={least}:{len(hosts.split(','))}"]
 
 
 _VERBS = {

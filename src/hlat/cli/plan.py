@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 import hlat
-from hlat.cli.options import HardwareOption, JsonOption, PriceOption, check_outputs, write_output
+from hlat.cli.options import HardwareOption, JsonOption, PriceOption, WorldOption, check_outputs, write_output
 from hlat.cli.terminal import OverridesArgument, RecipeArgument, ready, say, whole_number
 from hlat.runtime.terminal import escape_name
 
@@ -254,13 +254,7 @@ _DOES_NOT_FIT = 1  # exit code, as of an examination that finds something bad
 def rehearse(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
-    world: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="World size of the run: one process per accelerator; default: the devices of --cluster, else 1.",
-        ),
-    ] = None,
+    world: WorldOption = None,
     ranks: Annotated[
         list[int] | None,
         typer.Option(
@@ -279,7 +273,9 @@ def rehearse(
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option(metavar="INSTANCE:N", help="Cluster to simulate: does the run fit, how long does a step take."),
+        typer.Option(
+            metavar="INSTANCE:N", help="Cluster to simulate: does the run fit, how long does a step take. Sets --world."
+        ),
     ] = None,
     hardware: HardwareOption = None,
     trace: Annotated[

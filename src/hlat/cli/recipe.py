@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import hlat
-from hlat.cli.options import JsonOption, check_outputs, write_output
+from hlat.cli.options import JsonOption, WorldOption, check_outputs, write_output
 from hlat.cli.terminal import (
     OverridesArgument,
     RecipeArgument,
@@ -114,10 +114,7 @@ def init(
 def check(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
-    world: Annotated[
-        int | None,
-        typer.Option(min=1, help="World size that the layout must fit: one process per accelerator, on any machines."),
-    ] = None,
+    world: WorldOption = None,
     nproc: Annotated[
         int | None, typer.Option(min=1, help="Processes on this machine, as in hlat train --nproc; default: one.")
     ] = None,

@@ -98,8 +98,8 @@ LAYOUT = (
     ),
     Mistake(
         "a rehearsal of three",
-        "rehearse RECIPE parallel.tensor=2 --world-size 3",
-        ("Try 2 or 4 processes", "The number of processes is set by --world-size."),
+        "rehearse RECIPE parallel.tensor=2 --world 3",
+        ("Try 2 or 4 processes", "The number of processes is set by --world."),
     ),
     Mistake(
         "a check of three",
@@ -209,7 +209,7 @@ COMMANDS = (
         "another program's option", "train RECIPE --learning-rate 1", ("--learning-rate", "dashes: optimizer.lr=VALUE")
     ),
     Mistake("a number of GPUs", "train RECIPE --gpus 8", ("--gpus", "Here it is --nproc")),
-    Mistake("a number of GPUs to rehearse", "rehearse RECIPE --gpus 8", ("--gpus", "Here it is --world-size")),
+    Mistake("a number of GPUs to rehearse", "rehearse RECIPE --gpus 8", ("--gpus", "Here it is --world")),
     Mistake("a recipe as an option", "train --config RECIPE", ("--config", "The recipe is an argument")),
     Mistake("a host of how many", "train RECIPE --node 1", ("--node", "Add --nodes N on every host")),
     Mistake("a recipe for a run", "generate {twice} --prompt x", ("It is a file. If it is a recipe", "run.name")),
@@ -249,7 +249,7 @@ COMMANDS = (
     ),
     Mistake("an option that is not there", "runs --frmt x", ("No such option: --frmt", "There are: ", "--json")),
     Mistake("a format of export", "export nowhere --to x --format gguf", ("--format", "Hugging Face's safetensors")),
-    Mistake("hours of lots", "init nowhere --hours lots", ("--hours", "lots is no time", "2h, 1d")),
+    Mistake("hours of lots", "init nowhere --time lots", ("--time", "lots is no time", "2h, 1d")),
     Mistake(
         "a cluster of the family",
         "plan --model llama-2-7b --cluster trn9:4 --tokens 1B",
@@ -269,7 +269,7 @@ COMMANDS = (
     Mistake("a text as recipe", "check {short}", ("is not a mapping of sections", "for a text, `hlat init")),
     Mistake("an export to a file", "export {run_a} --to x.gguf", ("x.gguf: an export is a folder", "such as x.")),
     Mistake("an average in a file", "average a b --to x.pt", ("x.pt: a checkpoint is a folder, not a .pt file.",)),
-    Mistake("an archive that is not there", "compile RECIPE --from nix.tar", ("nix.tar", "compile RECIPE --out"), 3),
+    Mistake("an archive that is not there", "compile RECIPE --unpack nix.tar", ("nix.tar", "compile RECIPE --to"), 3),
     Mistake("no such model", "plan --model llama-9-7b --cluster h100:1 --tokens 1B", ("llama-9-7b",)),
 )
 MISTAKES = (*FIELDS, *MODEL, *LAYOUT, *RUN, *FILES, *RECIPES, *COMMANDS)
