@@ -13,6 +13,7 @@ from hlat.cli.options import RENAMED, current_options
 SURFACE = {
     "check": {"recipe", "overrides", "--world", "--nproc", "--no-files", "--json"},
     "schema": set(),
+    "recipe presets": set(),
     "recipe from-nxdt": {"source", "overrides", "--to", "--model"},
     "data prepare": {"recipe", "overrides", "--workers", "--part"},
     "data merge": {"recipe", "words"},

@@ -7,6 +7,7 @@ error of the parser --hinted--> its message with what would work: verbs and opti
 they are here; words of libraries are left out
 """
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -155,7 +156,7 @@ def _with_least(words: list[str], least: str) -> list[str]:
             number = value if equals else next(iter(words[place + 1 :]), "")
             return [*words[:place], f"--nodes={least}:{number}", *words[place + (1 if equals else 2) :]]
     # hlat launch local counts the hosts that are named.
-    hosts = next((value for word, value in zip(words, words[1:], strict=False) if word == "--hosts"), "")
+    hosts = next((value for word, value in itertools.pairwise(words) if word == "--hosts"), "")
     hosts = hosts or next((word for word in words if word.startswith("--hosts=")), "")
     return [*words, f"--nodes={least}:{len(hosts.split(','))}"]
 

@@ -4,7 +4,7 @@ quickstart -> from nothing to a trained, evaluated, exported model
 init       -> a first recipe for a folder of text and this machine
 check      -> everything that is wrong with a recipe, or a summary
 schema     -> the JSON schema of recipes
-recipe     -> a recipe from the configuration of another program
+recipe     -> presets; a recipe from the configuration of another program
 """
 
 import json
@@ -34,7 +34,9 @@ from hlat.runtime.terminal import plural
 if TYPE_CHECKING:
     from hlat.config import Recipe, SettingNote
 
-translations = typer.Typer(help="Make recipes from the configurations of other programs.", no_args_is_help=True)
+translations = typer.Typer(
+    help="List presets, and make recipes from the configurations of other programs.", no_args_is_help=True
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -207,6 +209,20 @@ def schema() -> None:
     from hlat.config import recipe_schema
 
     say(json.dumps(recipe_schema(), indent=2))
+
+
+@translations.command("presets")
+def presets() -> None:
+    """List the models that model.preset names, with their sizes."""
+    from hlat.config import PRESETS, model_section
+    from hlat.model import count_parameters
+
+    ready()
+    for name in PRESETS:
+        model = model_section(name)
+        sizes = f"{count_parameters(model).total / 1e9:8.3f} B  {model.layers:3} x {model.hidden_size:<5}"
+        heads = f"{model.heads:3} heads, {model.n_kv_heads:3} for keys"
+        say(f"{name:<15}{sizes}  {heads}  vocabulary {model.vocab_size:,}")
 
 
 @translations.command("from-nxdt")

@@ -29,7 +29,7 @@ __getattr__ = lazily(
         "explanations": "field_called",
         "layout_checks": "CHECKS Check TracedValues Values divisors holds",
         "load": "load_recipe model_section numbers_with_units parse_recipe",
-        "model_base": "PRESETS model_differences preset_called",
+        "model_base": "PRESETS model_differences near_presets preset_called",
         "model_files": "hf_to_model",
         "notes": "SettingNote odd_settings recipe_notes",
         "nxdt": "recipe_from_nxdt",

@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from hlat.config.errors import Problem, RecipeError, short, size_problem
+from hlat.config.sections.model import HF_NAMES
 from hlat.runtime.storage.local_files import read_small_file
 
 _SHOWN_CHARACTERS = 100  # characters of a line that a message repeats
@@ -214,6 +215,22 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def with_own_names(content: dict[str, Any]) -> dict[str, Any]:
+    """Rename Hugging Face's names in the model section; those stay whose field is given too, with another value."""
+    model = content.get("model")
+    given_names = [name for name in HF_NAMES if isinstance(model, dict) and name in model]
+    for name in given_names:
+        field, _, below = HF_NAMES[name].partition(".")
+        value = {below: model[name]} if below else model[name]
+        given = model.get(field, {} if below else value)
+        if isinstance(given, dict) and below and given.get(below, model[name]) == model[name]:
+            value = given | value
+        elif given != value:
+            continue
+        model = {other: kept for other, kept in model.items() if other != name} | {field: value}
+    return {**content, "model": model} if given_names else content
+
+
 def read_file(path: Path) -> dict[str, Any]:
     """Read a recipe file and merge its includes; RecipeError if one is unreadable, no mapping, or in a cycle."""
     return _read_with_includes(path, (), {})
@@ -250,6 +267,7 @@ def _read_with_includes(path: Path, including: tuple[Path, ...], known: dict[Pat
         raise RecipeError([Problem(str(path), "is not a mapping of sections.", remedy)])
     if (too_large := size_problem(content)) is not None:
         raise RecipeError([Problem(str(path), too_large)])
+    content = with_own_names(content)
     includes = content.pop("include", [])
     names = [includes] if isinstance(includes, str) else includes
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -266,7 +284,7 @@ def _read_with_includes(path: Path, including: tuple[Path, ...], known: dict[Pat
 
 def apply_overrides(content: dict[str, Any], overrides: Iterable[str]) -> tuple[dict[str, Any], list[Problem]]:
     """Apply ``a.b=c`` overrides to a copy of the mapping; values are YAML, list elements are addressed by index."""
-    problems = []
+    content, problems = with_own_names(content), list[Problem]()
     given = list(overrides)
     if "=" in given:  # the shell has made three words of it
         at = given.index("=")
@@ -276,13 +294,15 @@ def apply_overrides(content: dict[str, Any], overrides: Iterable[str]) -> tuple[
     for override in given:
         path, equals, text = override.partition("=")
         keys = path.split(".")
+        if keys[0] == "model" and len(keys) == 2:
+            keys = ["model", *HF_NAMES.get(keys[1], keys[1]).split(".")]
         if not equals or not all(keys):
             example = override.replace(":", "=", 1) if not equals and ":" in override else "training.steps=100"
             remedy = f"Write section.field=value, as in {example}."
             problems.append(Problem(override, "is not an override.", remedy))
             continue
         try:
-            content = _put_value(content, keys, _override_value(text))
+            content = with_own_names(_put_value(content, keys, _override_value(text)))
         except YamlError as error:
             remedy = f"Put it in quotes for the shell: '{path}={text} ...'." if _is_cut(text) else ""
             reason = "ends within braces or brackets." if remedy else f"is not valid YAML: {error}."

@@ -12,7 +12,6 @@ config.json files of Llama 3.2.
 import math
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from hlat.config import (
     RecipeError,
     load_recipe,
     model_section,
+    near_presets,
     preset_called,
 )
 from hlat.hardware import Chip, Cluster, PriceKind, Site, load_catalog
@@ -233,10 +233,9 @@ def _load_model(name: str) -> tuple[ModelConfig, Recipe | None]:
             raise
         if (preset := preset_called(name)) is not None:
             return _load_model(preset)
-        close = get_close_matches(name.lower().rpartition("/")[2], PRESETS, n=3, cutoff=0.5)
-        hint = f" Did you mean {' or '.join(close)}?" if close else ""
-        known = f"presets {', '.join(PRESETS)}; a config.json; a recipe; or a size, as in llama-class-5b"
-        raise PlanError(f"unknown model {name!r}.{hint} Give one of the {known}.") from error
+        near = near_presets(name.rpartition("/")[2])
+        others = "a config.json, a recipe, or a size, as in llama-class-5b"
+        raise PlanError(f"unknown model {name!r}. The nearest presets are {near}; or give {others}.") from error
     return recipe.model, recipe
 
 
