@@ -38,7 +38,7 @@ __getattr__ = lazily(
         "sections.base": "Section",
         "sections.data": "DataConfig",
         "sections.model": (
-            "ARCHITECTURES LinearScaling Llama3Scaling ModelConfig RopeConfig exported_family written_fields"
+            "ARCHITECTURES HF_NAMES LinearScaling Llama3Scaling ModelConfig RopeConfig exported_family written_fields"
         ),
         "sections.operation": "AnomalyConfig CheckpointConfig FaultConfig RecoveryConfig TrackingConfig refuse_faults",
         "sections.training": (

@@ -12,7 +12,7 @@ Mappings merge key by key, everything else replaces. Relative includes start at 
 import difflib
 import itertools
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -231,9 +231,12 @@ def with_own_names(content: dict[str, Any]) -> dict[str, Any]:
     return {**content, "model": model} if given_names else content
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """Read a recipe file and merge its includes; RecipeError if one is unreadable, no mapping, or in a cycle."""
-    return _read_with_includes(path, (), {})
+def read_file(path: Path, names: Callable[[dict[str, Any]], dict[str, Any]] = with_own_names) -> dict[str, Any]:
+    """Read a recipe file and merge its includes; RecipeError if one is unreadable, no mapping, or in a cycle.
+
+    ``names`` is applied to each file before they are merged.
+    """
+    return _read_with_includes(path, (), {}, names)
 
 
 def _is_cut(text: str) -> bool:
@@ -241,7 +244,12 @@ def _is_cut(text: str) -> bool:
     return any(text.count(begin) > text.count(end) for begin, end in ("{}", "[]"))
 
 
-def _read_with_includes(path: Path, including: tuple[Path, ...], known: dict[Path, dict[str, Any]]) -> dict[str, Any]:
+def _read_with_includes(
+    path: Path,
+    including: tuple[Path, ...],
+    known: dict[Path, dict[str, Any]],
+    names: Callable[[dict[str, Any]], dict[str, Any]],
+) -> dict[str, Any]:
     """Read a file with its includes; ``known`` caches files, since two may include the same one."""
     try:
         here = path.resolve()
@@ -267,17 +275,17 @@ def _read_with_includes(path: Path, including: tuple[Path, ...], known: dict[Pat
         raise RecipeError([Problem(str(path), "is not a mapping of sections.", remedy)])
     if (too_large := size_problem(content)) is not None:
         raise RecipeError([Problem(str(path), too_large)])
-    content = with_own_names(content)
+    content = names(content)
     includes = content.pop("include", [])
-    names = [includes] if isinstance(includes, str) else includes
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    bases = [includes] if isinstance(includes, str) else includes
+    if not isinstance(bases, list) or not all(isinstance(name, str) for name in bases):
         raise RecipeError([Problem("include", "is not a file name or a list of them.", "", includes, True)], str(path))
-    if names and len(including) == _DEEPEST_INCLUDE:
+    if bases and len(including) == _DEEPEST_INCLUDE:
         raise RecipeError([Problem(str(path), f"is included over {_DEEPEST_INCLUDE} files, and includes another.")])
     # Included files lie underneath, the later ones above the earlier.
     base: dict[str, Any] = {}
-    for name in names:
-        base = merge(base, _read_with_includes(path.parent / name, (*including, here), known))
+    for name in bases:
+        base = merge(base, _read_with_includes(path.parent / name, (*including, here), known, names))
     known[here] = merge(base, content)
     return known[here]
 

@@ -29,6 +29,11 @@ def _check(name: str, override: str, *says: str) -> Mistake:
 
 FIELDS = (
     _check("misspelled section", "trainig.steps=4", "trainig: there is no such field", "Did you mean 'training'?"),
+    _check(
+        "section of another program", "train={steps: 3}", "train: there is no", "Here it is training: write", "steps"
+    ),
+    _check("kind for a section", "optimizer=adamw", "optimizer = 'adamw'", "Write optimizer: {kind: adamw}."),
+    _check("a field of several sections", "every_steps=3", "write checkpoint.every_steps, evaluation.every_steps or"),
     _check("misspelled field", "optimizer.learning_rate=1", "optimizer.learning_rate", "Here it is optimizer.lr."),
     _check("text for a whole number", "training.steps=many", "training.steps = 'many'", "as in 100, 100M or 1e9"),
     _check("text for a number", "optimizer.lr=three", "optimizer.lr = 'three': must be a number", "Peak learning rate"),
@@ -73,8 +78,14 @@ FIELDS = (
     _check("no number of 30 digits", f"training.seed={'9' * 30}", "about 30 digits", "below 2**63"),
 )
 MODEL = (
-    _check("preset, nearly", "model.preset=llama2-7b", "no such preset", "Did you mean 'llama-2-7b'?", "qwen3-0.6b"),
-    _check("hub id as preset", "model.preset=Qwen/Qwen3-8B", "no such preset", "Known:"),
+    _check(
+        "preset, nearly",
+        "model.preset=llama2-7b",
+        "no such preset",
+        "The nearest are llama-2-7b, ",
+        "hlat recipe presets",
+    ),
+    _check("hub id as preset", "model.preset=Qwen/Qwen3-8B", "no such preset", "The nearest are qwen3-8b, qwen3-"),
     _check("config.json not there", "model.hf_config=nowhere", "model.hf_config = 'nowhere'", "config.json"),
     _check(
         "heads do not divide",
