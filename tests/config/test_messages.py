@@ -226,7 +226,5 @@ def test_a_model_without_sizes_is_one_line_that_names_presets(model: dict[str, A
 
 
 def test_a_recipe_without_a_model_names_presets() -> None:
-    with pytest.raises(
-        RecipeError, match=r"model: is required\. .*preset=tiny-10m, llama-3\.2-1b or llama-3-8b"
-    ):
+    with pytest.raises(RecipeError, match=r"model: is required\. .*preset=tiny-10m, llama-3\.2-1b or llama-3-8b"):
         parse_recipe({name: section for name, section in GOOD.items() if name != "model"})

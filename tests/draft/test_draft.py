@@ -43,7 +43,7 @@ def test_size_and_tokens_of_a_corpus_are_those_that_preparing_it_finds(
         texts = look_at_texts(str(path))
         assert texts.column == (None if path is corpus else "content")
         file = tmp_path / f"{number}.yaml"
-        file.write_text(draft_recipe(str(path), name="mine", hours=0.02))
+        file.write_text(draft_recipe([str(path)], name="mine", hours=0.02))
         recipe = load_recipe(file, [f"data.prepared_dir={tmp_path / f'data{number}'}"])
         manifest = prepare(recipe.data, tmp_path / f"data{number}").manifest
         found = sum(split.tokens for split in manifest.splits.values())
@@ -85,7 +85,7 @@ def test_a_recipe_for_several_devices_is_accepted(
     monkeypatch.setattr("hlat.draft.drafting.look_at_machine", lambda device: EIGHT)
     for model, zero in ((None, 1), ("llama-2-7b", 3)):
         file = tmp_path / f"{zero}.yaml"
-        file.write_text(draft_recipe(str(corpus), name="mine", hours=1.0, model=model))
+        file.write_text(draft_recipe([str(corpus)], name="mine", hours=1.0, model=model))
         assert load_recipe(file, world=8).parallel.zero == zero
 
 
@@ -93,7 +93,7 @@ def test_every_number_has_a_reason_and_text_survives_quoting(tmp_path: Path) -> 
     folder = tmp_path / "my texts: 春天 #1"
     folder.mkdir()
     (folder / "a.txt").write_text("春天来了。" * 4000, encoding="utf-8")
-    text = draft_recipe(str(folder), name="mine", hours=0.02)
+    text = draft_recipe([str(folder)], name="mine", hours=0.02)
     assert yaml.safe_load(text)["data"]["path"] == str(folder)
     for field in ("global_batch", "micro_batch", "lr", "steps"):
         line = next(line for line in text.splitlines() if line.strip().startswith(f"{field}:"))

@@ -83,7 +83,10 @@ def _hours(text: str | float) -> float:
 
 
 def init(
-    texts: Annotated[str, typer.Argument(help="The corpus: a file, folder or glob.", show_default=False)],
+    texts: Annotated[
+        list[str],
+        typer.Argument(help="The corpus: files, folders or globs, also of several formats.", show_default=False),
+    ],
     to: Annotated[Path, typer.Option(help="Recipe file to write; must not exist.")] = Path("recipe.yaml"),
     hours: Annotated[
         float,
