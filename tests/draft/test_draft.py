@@ -12,7 +12,8 @@ from hlat.config import load_recipe
 from hlat.config.yaml_files import load_yaml
 from hlat.data.prepare.preparation import prepare
 from hlat.draft.drafting import MOST_EPOCHS, STATE_BYTES, _quoted, choose_sizes, draft_recipe
-from hlat.draft.facts import Machine, look_at_texts
+from hlat.draft.facts import Machine, look_at_corpus, look_at_texts
+from hlat.draft.sources import source_names, source_paths
 from hlat.model.counts import count_parameters, flops_per_token
 from hlat.runtime.errors import DataError
 
@@ -155,3 +156,51 @@ def test_a_name_is_written_so_that_yaml_reads_it_back(text: str) -> None:
     assert load_yaml(written) == {"data": {"path": text}}
     if text not in ("no", "a\udcffb"):
         assert yaml.safe_load(written) == {"data": {"path": text}}
+
+
+def mixed_folder(folder: Path) -> dict[str, int]:
+    """A folder of three formats, each with the text in another place; bytes of text by the ending."""
+    texts, size = chinese(300), sum(len(text.encode()) for text in chinese(300))
+    (folder / "deep").mkdir(parents=True)
+    for number, text in enumerate(texts):
+        (folder / "deep" / f"{number}.txt").write_text(text, encoding="utf-8")
+    (folder / "t.csv").write_text("id,content\n" + "".join(f"x,{text}\n" for text in texts), encoding="utf-8")
+    rows = "".join(json.dumps({"body": text}) + "\n" for text in texts * 2)
+    (folder / "w.jsonl").write_text(rows, encoding="utf-8")
+    (folder / "README").write_text("About these texts.")
+    (folder / "old.zip").write_bytes(b"PK")
+    return {"txt": size, "csv": size, "jsonl": 2 * size}
+
+
+def test_a_mixed_folder_becomes_sources_that_a_run_takes(tmp_path: Path, cli) -> None:
+    sizes = mixed_folder(tmp_path / "my texts")
+    texts = look_at_corpus([str(tmp_path / "my texts")])
+    assert [source.name for source in texts.sources] == ["my-texts-csv", "my-texts-jsonl", "my-texts-txt"]
+    assert [source.column for source in texts.sources] == ["content", "body", None]
+    assert {source.name[9:]: source.text_bytes for source in texts.sources} == pytest.approx(sizes, rel=0.05)
+    file = tmp_path / "mine.yaml"
+    file.write_text(draft_recipe([str(tmp_path / "my texts")], name="mine", hours=0.001), encoding="utf-8")
+    assert "# 2 files in no source: README, old.zip" in file.read_text()
+    words = (file, "training.steps=2", "schedule.warmup_steps=1", f"run.dir={tmp_path / 'run'}")
+    for verb in ("check", "train"):
+        done = cli(verb, *words)
+        assert done.returncode == 0, done.stderr
+    with pytest.raises(DataError, match=r"\{path: .*/\*\*/\*\.txt\}, .*`hlat init .*` drafts them"):
+        (tmp_path / "my texts" / "old.zip").unlink()
+        look_at_texts(str(tmp_path / "my texts"))
+
+
+def test_many_paths_become_few_sources(tmp_path: Path) -> None:
+    """Hundreds are one glob where the folder above them has nothing else; otherwise they are refused in a line."""
+    for number in range(120):
+        (tmp_path / f"f{number:03}").mkdir()
+        (tmp_path / f"f{number:03}" / "a.jsonl").write_text(json.dumps({"text": f"text {number}"}))
+        (tmp_path / f"f{number:03}" / "b.txt").write_text(f"text {number}")
+    found, left_out = source_paths([str(path) for path in sorted(tmp_path.iterdir())])
+    assert [source.path for source in found] == [f"{tmp_path}/**/*.jsonl", f"{tmp_path}/**/*.txt"]
+    assert [len(source.files) for source in found] == [120, 120] and not left_out
+    with pytest.raises(DataError) as caught:
+        source_paths([str(path) for path in sorted(tmp_path.iterdir())[:60]])
+    assert "and 117 more: more than the 16 sources" in str(caught.value) and len(str(caught.value)) < 1000
+    few = [str(tmp_path / "f001" / "a.jsonl"), str(tmp_path / "f002" / "a.jsonl"), str(tmp_path / "f003")]
+    assert source_names(source_paths(few)[0]) == ["a", "a-2", "f003-jsonl", "f003-txt"]

@@ -8,10 +8,11 @@ import pytest
 
 from hlat.runtime import installation
 from hlat.runtime.installation import install_command
+from hlat.runtime.urls import redact
 from tests.support.pages import ROOT
 
 FOLDER = "file:///home/me/my%20hlat"
-WHEEL = {"url": "https://me:secret@host/hlat-0.1.0-py3-none-any.whl", "archive_info": {}}
+WHEEL: dict[str, Any] = {"url": "https://me:secret@host/hlat-0.1.0-py3-none-any.whl", "archive_info": {}}
 GIT = {"url": "https://host/hlat.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
 
 
@@ -33,7 +34,7 @@ class Installed:
     [
         ({"url": FOLDER, "dir_info": {"editable": True}}, ("eval",), "pip install -e '/home/me/my hlat[eval]'"),
         ({"url": FOLDER, "dir_info": {}}, ("wandb", "trackio"), "pip install '/home/me/my hlat[wandb,trackio]'"),
-        (WHEEL, ("eval",), "pip install 'hlat[eval] @ https://***@host/hlat-0.1.0-py3-none-any.whl'"),
+        (WHEEL, ("eval",), f"pip install 'hlat[eval] @ {redact(WHEEL['url'])}'"),
         (GIT, ("s3",), "pip install 'hlat[s3] @ git+https://host/hlat.git@abc'"),
         (None, ("eval",), "pip install lm-eval==0.4.13"),
         (None, ("mlflow",), "pip install 'alembic>=1.13' 'mlflow-skinny>=3.17' 'sqlalchemy>=2.0'"),

@@ -258,7 +258,8 @@ def _model_lines(sizes: Sizes, model: dict[str, str]) -> list[str]:
 
 
 def _data_lines(texts: Texts, sizes: Sizes, model: dict[str, str]) -> list[str]:
-    kinds = " and ".join(texts.kinds)
+    *first, last = texts.kinds
+    kinds = f"{', '.join(first)} and {last}" if first else last
     lines = [
         f"data:  # {plural(texts.files, f'{kinds} file')}, about {texts.text_bytes / 1e6:,.3g} MB of text and "
         f"{sizes.epoch_tokens:,} tokens (from a sample)",
