@@ -76,9 +76,9 @@ def main() -> None:
         recipe.write_text(json.dumps(RECIPE))
         times = {"not compiled": measure(recipe, "none", folder / "eager")}
         times["nothing in the cache"] = measure(recipe, "blocks", folder / "cold")
-        filling = compile_command(recipe, folder / "filled", "--out", str(archive))
+        filling = compile_command(recipe, folder / "filled", "--to", str(archive))
         times["after hlat compile"] = measure(recipe, "blocks", folder / "filled")
-        unpacking = compile_command(recipe, folder / "unpacked", "--from", str(archive))
+        unpacking = compile_command(recipe, folder / "unpacked", "--unpack", str(archive))
         times["after unpacking"] = measure(recipe, "blocks", folder / "unpacked")
         size = archive.stat().st_size
     print(f"{'':>22} {'first step':>11} {'and validation':>15} {'second step':>12} {'hits, misses':>13}")

@@ -131,12 +131,12 @@ def compare(answers: dict[str, Any], other: str) -> tuple[int, int, float]:
 def layouts(folder: Path, suite: Path, files: Path, limit: int, new: int, work: Path) -> dict[str, tuple[int, float]]:
     """Differences of the answers of two processes from those of one: other texts, and log-probabilities."""
     command = [sys.executable, "-m", "hlat", "evaluate", str(folder), "--suite", str(suite), "--files", str(files)]
-    command += ["--limit", str(limit), "--max-new-tokens", str(new), "--allow-code-execution"]
+    command += ["--limit", str(limit), "--max-tokens", str(new), "--allow-code-execution"]
     found = {}
     ways = {"one process": [], "DP 2": ["--nproc", "2"], "TP 2": ["--nproc", "2", "--tensor", "2"]}
     for name, more in ways.items():
         out = work / name.replace(" ", "-")
-        subprocess.run([*command, *more, "--out", str(out)], check=True)
+        subprocess.run([*command, *more, "--to", str(out)], check=True)
         found[name] = {file.name: file.read_text() for file in (out / "samples").iterdir()}
     return {name: difference(found["one process"], samples) for name, samples in found.items() if name != "one process"}
 

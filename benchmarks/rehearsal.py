@@ -20,7 +20,7 @@ RUNS = {"hlat-7b": 2048, "hlat-70b": 8192}
 def cost(recipe, world):
     """Rehearse: wall seconds, CPU seconds of all processes, GiB of the largest so far, and the report."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    command = [sys.executable, "-m", "hlat", "rehearse", recipe, "--world-size", str(world), "--json"]
+    command = [sys.executable, "-m", "hlat", "rehearse", recipe, "--world", str(world), "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -1,4 +1,4 @@
-"""Picture of a plan for README: the drawings of the page of ``hlat plan --html``, one below the other, as one SVG.
+"""Picture of a plan for README: the drawings of the page of ``hlat plan --to``, one below the other, as one SVG.
 
 python -m website.plan_picture        writes docs/pictures/plan.svg
 """
@@ -56,7 +56,7 @@ def main() -> None:
     """Write the picture."""
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "plan.html"
-        command = [sys.executable, "-m", "hlat", *COMMAND, "--html", str(page)]
+        command = [sys.executable, "-m", "hlat", *COMMAND, "--to", str(page)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         TARGET.write_text(picture(page.read_text(encoding="utf-8")), encoding="utf-8")
 

@@ -52,6 +52,7 @@ from torch import nn
 
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.errors import LaunchError
+from hlat.runtime.installation import install_command
 from hlat.runtime.random_keys import stream_key
 
 _FP32, _BF16 = torch.float32, torch.bfloat16
@@ -109,7 +110,7 @@ def check_fp8(device: torch.device) -> None:
     if refusal:
         raise LaunchError(f"precision.mode=fp8: {refusal}. {advice}")
     if find_spec("torchao") is None:
-        raise LaunchError(f"precision.mode=fp8: torchao is not installed: pip install 'hlat[fp8]'. {advice}")
+        raise LaunchError(f"precision.mode=fp8: torchao is not installed: {install_command('fp8')}. {advice}")
 
 
 def convert_to_fp8(module: nn.Module) -> None:

@@ -31,14 +31,14 @@ def not_cached(runs: Runs, name: str, cache: Path, *more: str, ranks: int = 1) -
 
 def test_a_run_finds_its_graphs_also_elsewhere_and_another_width_does_not(runs: Runs, tmp_path: Path) -> None:
     cache, elsewhere, archive = tmp_path / "cache", tmp_path / "elsewhere", tmp_path / "code.tar"
-    done = compiles(runs, cache, "--nproc", "2", "--out", str(archive))
+    done = compiles(runs, cache, "--nproc", "2", "--to", str(archive))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "for each of 2 processes on neuron" in done.stdout
     assert {folder.name for folder in cache.iterdir()} == {"rank-0", "rank-1"}, "a folder of its own for each rank"
     assert {folder.name for folder in (cache / "rank-1").iterdir()} >= {"neff"}
     for rank, (graphs, missed) in enumerate(not_cached(runs, "warm", cache, ranks=2)):
         assert graphs >= 2 and missed == 0, ("training and validation", rank, graphs, missed)
-    done = compiles(runs, elsewhere, "--from", str(archive))
+    done = compiles(runs, elsewhere, "--unpack", str(archive))
     assert done.returncode == 0 and f"unpacked {archive}" in done.stdout, done.stderr
     assert [missed for _, missed in not_cached(runs, "elsewhere", elsewhere, ranks=2)] == [0, 0]
     wider = not_cached(runs, "wider", elsewhere, "model.intermediate_size=192", ranks=2)
@@ -79,7 +79,7 @@ def count_shapes(words: list[str], cache: str, folder: str) -> tuple[int, int]:
 
 def test_a_recipe_that_compiles_nothing_is_refused(runs: Runs, tmp_path: Path) -> None:
     words = runs.words("never", "run.compile=none", f"run.compile_cache={tmp_path / 'cache'}")[1:]
-    done = hlat_on_neuron("compile", *words, "--out", str(tmp_path / "code.tar"))
+    done = hlat_on_neuron("compile", *words, "--to", str(tmp_path / "code.tar"))
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert re.search(r"nothing to compile.*run\.compile=none.*set run\.compile=blocks", done.stderr, re.S), done.stderr
     assert not (tmp_path / "code.tar").exists()

@@ -140,7 +140,7 @@ def test_a_plan_is_that_of_the_command(capfd: pytest.CaptureFixture[str]):
 
 def test_a_rehearsal_is_that_of_the_command(recipe_file: Path, corpus: Path, capfd: pytest.CaptureFixture[str]):
     ours = hlat.rehearse(recipe_file, {"data.path": str(corpus)}, world=2, ranks=[0])
-    theirs = command("rehearse", recipe_file, f"data.path={corpus}", "--world-size", "2", "--rank", "0", "--json")
+    theirs = command("rehearse", recipe_file, f"data.path={corpus}", "--world", "2", "--rank", "0", "--json")
     assert ours.to_dict() == json.loads(theirs.stdout)
     assert ours.ranks[0].peak_bytes > 0 and capfd.readouterr() == ("", "")
     with pytest.raises(hlat.RecipeError):

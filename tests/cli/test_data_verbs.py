@@ -44,7 +44,7 @@ def test_too_many_unreadable_rows_are_an_error_that_names_them(dirty, cli):
 def test_show_for_people(dirty, cli, named):
     folder, arguments, _ = dirty
     words = {"recipe": ["recipe.yaml", *arguments], "folder": ["run/data"], "run": ["run"]}[named]
-    done = cli("data", "show", *words, "--samples", "3", "--tokens", "800", cwd=folder)
+    done = cli("data", "show", *words, "--samples", "3", "--max-tokens", "800", cwd=folder)
     assert done.returncode == 0, done.stderr
     for said in ("source-a", "source-b", "512 to 1,023", "█", "validation: tokens per document", "begins]", "ends]"):
         assert said in done.stdout, said
@@ -53,7 +53,7 @@ def test_show_for_people(dirty, cli, named):
 
 def test_show_for_programs(dirty, cli):
     folder, _, _ = dirty
-    told = json.loads(cli("data", "show", folder / "run", "--json", "--samples", "4", "--tokens", "50").stdout)
+    told = json.loads(cli("data", "show", folder / "run", "--json", "--samples", "4", "--max-tokens", "50").stdout)
     assert [(row["name"], row["rows"], row["copies"], row["unreadable_rows"]) for row in told["rows"]] == [
         ("source-a", 42, 0, 0),
         ("source-b", 47, 23, 3),

@@ -5,12 +5,12 @@ import json
 from hlat.rehearsal import CATEGORIES
 
 LARGE = [
-    "hlat-70b", "model.layers=8", "batch.global_batch=256", "--world-size", "8192", "--rank", "0", "--rank", "7168",
+    "hlat-70b", "model.layers=8", "batch.global_batch=256", "--world", "8192", "--rank", "0", "--rank", "7168",
 ]  # fmt: skip
 
 
 def test_a_rank_in_words(cli, recipe_file):
-    done = cli("rehearse", recipe_file, "data.path=none", "parallel.tensor=2", "--world-size", "4")
+    done = cli("rehearse", recipe_file, "data.path=none", "parallel.tensor=2", "--world", "4")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("rank 0: pipeline 0, data 0, context 0, tensor 0; layers 0 to 1\n")
     assert "parameters" in done.stdout and "tensor         all_gather" in done.stdout
@@ -38,9 +38,9 @@ def test_ranks_of_8192_as_json(cli):
 
 def test_errors_are_messages(cli, recipe_file):
     for arguments, message in (
-        (["--world-size", "3", "data.path=none"], "Try 12 or 24, or 1 or 2 processes"),
-        (["--world-size", "2", "--rank", "2", "data.path=none"], "no rank 2 in a world of 2"),
-        (["--world-size", "0", "data.path=none"], "--world-size"),
+        (["--world", "3", "data.path=none"], "Try 12 or 24, or 1 or 2 processes"),
+        (["--world", "2", "--rank", "2", "data.path=none"], "no rank 2 in a world of 2"),
+        (["--world", "0", "data.path=none"], "--world"),
         (["precision.mode=fp8", "data.path=none"], "precision.mode=fp8: torch has no fp8 products on a cpu device"),
     ):
         done = cli("rehearse", recipe_file, *arguments)

@@ -9,7 +9,7 @@ from hlat.checkpoint import load_model
 from hlat.data.prepared.prepared_folder import open_prepared
 from hlat.evaluation import evaluate_checkpoint
 
-transformers = pytest.importorskip("transformers", reason="pip install 'hlat[hf]'")
+transformers = pytest.importorskip("transformers", reason="pip install '.[hf]'")
 
 
 @pytest.fixture(scope="module")

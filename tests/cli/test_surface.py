@@ -1,5 +1,6 @@
 """The command line is public: this list changes only together with the changelog."""
 
+import os
 import subprocess
 import sys
 
@@ -7,15 +8,17 @@ import pytest
 import typer
 
 from hlat.cli import app
+from hlat.cli.options import RENAMED, current_options
 
 SURFACE = {
     "check": {"recipe", "overrides", "--world", "--nproc", "--no-files", "--json"},
     "schema": set(),
+    "recipe presets": set(),
     "recipe from-nxdt": {"source", "overrides", "--to", "--model"},
     "data prepare": {"recipe", "overrides", "--workers", "--part"},
     "data merge": {"recipe", "words"},
     "data tokenizer": {"recipe", "overrides", "--to"},
-    "data show": {"source", "overrides", "--samples", "--tokens", "--json"},
+    "data show": {"source", "overrides", "--samples", "--max-tokens", "--json"},
     "data verify": {"source", "overrides"},
     "checkpoint list": {"run", "--json"},
     "checkpoint show": {"checkpoint", "--json"},
@@ -35,11 +38,11 @@ SURFACE = {
     },
     "show": {"run", "--json"},
     "compare": {"runs", "--json"},
-    "compile": {"recipe", "overrides", "--nproc", "--device", "--out", "--from"},
+    "compile": {"recipe", "overrides", "--nproc", "--device", "--to", "--unpack"},
     "report": {"runs", "--to", "--serve", "--port", "--cluster", "--price", "--hardware"},
     "runs": {"folder", "--json"},
     "rehearse": {
-        *("recipe", "overrides", "--world-size", "--rank", "--json"),
+        *("recipe", "overrides", "--world", "--rank", "--json"),
         *("--device", "--cluster", "--hardware", "--trace"),
     },
     "plan": {
@@ -48,7 +51,7 @@ SURFACE = {
         *("--per", "--chips", "--grid", "--deadline", "--budget", "--interruptions", "--prices-of", "--quotes"),
         *("--storage", "--pue", "--network", "--search", "--flops", "--inference-tokens"),
         "--tokens",
-        "--seq",
+        "--sequence-length",
         "--global-batch",
         "--precision",
         "--price",
@@ -57,7 +60,7 @@ SURFACE = {
         "--against",
         "--explain",
         "--json",
-        "--html",
+        "--to",
         "--trace",
         "--fragment",
         "--hardware",
@@ -73,8 +76,7 @@ SURFACE = {
     "launch slurm": {
         *("recipe", "overrides", "--nodes", "--nproc", "--instance", "--hardware", "--env", "--name", "--grace"),
         *("--program", "--time", "--chain", "--partition", "--account", "--qos", "--exclude", "--cpus-per-task"),
-        *("--output", "--set", "--srun", "--setup", "--dry-run"),
-        *("--least", "--doctor"),
+        *("--to", "--set", "--srun", "--setup", "--dry-run", "--doctor"),
     },
     "launch kubernetes": {
         *(
@@ -83,7 +85,6 @@ SURFACE = {
             "--nodes",
             "--nproc",
             "--instance",
-            "--least",
             "--hardware",
             "--env",
             "--set",
@@ -96,14 +97,14 @@ SURFACE = {
         "--no-probes",
     },
     "launch local": {
-        *("recipe", "overrides", "--nodes", "--hosts", "--least", "--nproc", "--ssh", "--program", "--dry-run"),
+        *("recipe", "overrides", "--nodes", "--hosts", "--nproc", "--ssh", "--program", "--dry-run"),
     },
     "launch status": {"run"},
     "launch logs": {"run", "--lines"},
     "launch cancel": {"run"},
     "evaluate": {
         *("checkpoint", "--allow-code-execution", "--batch-rows", "--batch-tokens", "--data", "--dtype", "--files"),
-        *("--include", "--limit", "--max-length", "--max-new-tokens", "--nproc", "--once", "--out", "--render"),
+        *("--include", "--limit", "--max-length", "--max-tokens", "--nproc", "--once", "--to", "--render"),
         *("--requests", "--seed", "--shots", "--suite", "--tasks", "--tensor", "--watch", "--weights"),
         *("--json", "--quiet"),
     },
@@ -121,7 +122,7 @@ SURFACE = {
     "import": {"source", "--to", "--model", "--tokenizer"},
     "export": {"checkpoint", "--to", "--dtype", "--weights"},
     "quickstart": {"--to", "--steps", "--verbose"},
-    "init": {"texts", "--to", "--hours", "--from", "--model", "--column", "--name", "--device"},
+    "init": {"texts", "--to", "--time", "--from", "--model", "--text-column", "--name", "--device"},
     "sweep": {
         *("recipe", "axes", "--to", "--nproc", "--only", "--list", "--json"),
         *("--slurm", "--at-once", "--sbatch", "--dry-run"),
@@ -148,6 +149,103 @@ def test_every_verb_and_option_says_what_it_does():
         for parameter in command.params:
             if parameter.param_type_name == "option" and parameter.name != "help":
                 assert parameter.help, f"{path} {parameter.name}"
+
+
+MEANINGS = {
+    "--address": "address of this host, on which it listens",
+    "--cluster": "machines: their kind and number",
+    "--device": "device type of the run",
+    "--dtype": "dtype of weights",
+    "--hosts": "hosts to start on, by name",
+    "--instance": "kind of a machine in the catalog",
+    "--model": "preset, config.json or recipe of a model",
+    "--name": "name of what the verb makes, or reports on",
+    "--nodes": "number of hosts",
+    "--nproc": "processes on a machine",
+    "--seed": "seed of what is drawn at random",
+    "--ssh": "command that reaches a host",
+    "--max-tokens": "most tokens of a text",
+    "--time": "how long a run or job may take",
+    "--to": "file or folder to write",
+    "--trace": "Chrome trace to write",
+    "--verbose": "print more",
+}
+"""Names that several verbs explain each in its own words. All others are one object in hlat.cli, with the same help."""
+
+
+def options_by_name():
+    found = {}
+    for path, _, command in _commands(typer.main.get_command(app)):
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                found.setdefault(next(o for o in parameter.opts if o.startswith("--")), {})[path] = parameter
+    return found
+
+
+def test_a_name_means_the_same_in_every_verb():
+    differing = {
+        name
+        for name, verbs in options_by_name().items()
+        if len({(each.help, each.metavar) for each in verbs.values()}) > 1
+    }
+    assert differing == MEANINGS.keys()
+
+
+def test_a_thing_has_one_name():
+    names = {}
+    for name, verbs in options_by_name().items():
+        for each in verbs.values():
+            names.setdefault(each.help, set()).add(name)
+    assert {text: found for text, found in names.items() if len(found) > 1} == {}
+    # What was renamed in one verb has not the old name in another, unless it means something else there.
+    old = {name for table in RENAMED.values() for name in table}
+    assert old & options_by_name().keys() == {"--from", "--tokens"}, "a model to begin with; the tokens of a run"
+
+
+@pytest.mark.parametrize("verb", RENAMED)
+def test_an_old_name_is_accepted_with_one_line_of_notice(verb):
+    for old, new in RENAMED[verb].items():
+        assert old not in SURFACE[verb] and new in SURFACE[verb]
+        words, notices = current_options(typer.main.get_command(app), [*verb.split(), "x", old, "2", "--nodes=4"])
+        assert len(notices) == 1 and notices[0].startswith(f"{old} is now {new}")
+        expected = ["x", "--nodes=2:4"] if old == "--least" else ["x", new, "2", "--nodes=4"]
+        assert words == [*verb.split(), *expected]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("rehearse r --world-size=8", "rehearse r --world=8"),
+        ("launch local r --nodes 4 --least 2", "launch local r --nodes=2:4"),
+        ("launch local r --least 1 --hosts a,b", "launch local r --hosts a,b --nodes=1:2"),
+        ("launch slurm r --sbatch --output=x --output y", "launch slurm r --sbatch --output=x --to y"),
+        ("init x --from m --hours 2h", "init x --from m --time 2h"),
+        ("--log-json compile r --from a", "--log-json compile r --unpack a"),
+        ("compile -- r --from a", "compile -- r --from a"),
+        ("train r --out x", "train r --out x"),
+    ],
+)
+def test_only_names_of_options_are_renamed(words, expected):
+    assert current_options(typer.main.get_command(app), words.split())[0] == expected.split()
+
+
+def test_the_notice_is_on_standard_error_and_a_json_line_where_asked():
+    words = [sys.executable, "-m", "hlat", "--log-json", "rehearse", "none.yaml", "--world-size", "2"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stdout == "" and '"--world-size is now --world"' in done.stderr
+
+
+def test_the_ten_usual_options_are_the_first_page_of_help_for_a_plan(cli):
+    """Of 24 lines of 80 columns, one is the command."""
+    shown = cli("plan", "--help", env=os.environ | {"COLUMNS": "80", "TERM": "dumb"}).stdout.splitlines()
+    first = shown[: next(number for number, line in enumerate(shown, 1) if line.startswith("╰"))]
+    assert len(first) <= 23
+    listed = [line.split()[1].removeprefix("--") for line in first if line.startswith("│ --")]
+    assert listed == [
+        *("model", "cluster", "chips", "deadline", "budget", "tokens", "price", "explain", "to"),
+        "json",
+        "help",
+    ]
 
 
 @pytest.mark.parametrize("closed", ["stdout", "stderr"])

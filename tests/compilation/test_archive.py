@@ -83,7 +83,7 @@ def test_another_device_or_version_is_refused(
 ) -> None:
     with pytest.raises(LaunchError, match=says) as error:
         unpack(archive, device, versions, str(tmp_path / "cache"))
-    assert "Nothing was unpacked" in str(error.value) and "hlat compile RECIPE --out" in str(error.value)
+    assert "Nothing was unpacked" in str(error.value) and "hlat compile RECIPE --to" in str(error.value)
     assert not contents(tmp_path / "cache")
 
 

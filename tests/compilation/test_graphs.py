@@ -61,12 +61,12 @@ def test_a_run_on_a_cpu_finds_its_graphs_also_elsewhere_and_another_width_does_n
     words += ["model.layers=1", "evaluation.every_steps=1", f"data.prepared_dir={tmp_path / 'data'}"]
     words += ["schedule.warmup_steps=0", "tracking.tensorboard=false", "memory.activation_checkpointing=full"]
     cache, elsewhere, archive = tmp_path / "cache", tmp_path / "elsewhere", tmp_path / "code.tar"
-    done = hlat("compile", *words, f"run.compile_cache={cache}", "--out", archive)
+    done = hlat("compile", *words, f"run.compile_cache={cache}", "--to", archive)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not (tmp_path / "run").exists()
     for name, folder in (("here", cache), ("there", elsewhere)):
         if folder is elsewhere:
-            unpacked = hlat("compile", *words, f"run.compile_cache={folder}", "--from", archive)
+            unpacked = hlat("compile", *words, f"run.compile_cache={folder}", "--unpack", archive)
             assert unpacked.returncode == 0, unpacked.stderr
         built = libraries(folder)
         assert built

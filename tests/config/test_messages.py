@@ -1,12 +1,14 @@
 """Messages about invalid recipes: file, line, field, its meaning and what to write."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hlat.config import Recipe, RecipeError, load_recipe
+from hlat.config.explanations import _PATHS, FIELDS, SECTIONS
 from hlat.config.load import parse_recipe
 
 GOOD = {"model": {"preset": "tiny-1m"}, "data": {"path": "corpus.txt"}, "training": {"steps": 100}}
@@ -149,3 +151,81 @@ def test_an_unknown_fault_is_one_problem() -> None:
         parse_recipe({**GOOD, "faults": [{"kind": "kil", "at_step": 3}]}, "the recipe")
     (problem,) = refusal.value.problems
     assert problem.path == "faults.0.kind" and "Did you mean 'kill'?" in str(problem) and "enospc" in str(problem)
+
+
+WRONG_NAMES = [
+    # sections of other programs, and fields in them
+    ({"train": {"steps": 3}}, "train: there is no such field. Here it is training: write training.steps."),
+    ({"optim": {"learning_rate": 1}}, "optim: there is no such field. Here it is optimizer: write optimizer.lr."),
+    ({"optim": "adamw_torch"}, "Here it is optimizer.kind."),
+    ({"dataset": {"seq_len": 8}}, "Here it is data: write data.sequence_length."),
+    ({"dataset": "x.txt"}, "Here it is data.path."),
+    ({"scheduler": {"warmup": 8, "x": 1}}, "Here it is schedule: write schedule.warmup_steps."),
+    ({"eval": {"eval_steps": 8}}, "Here it is evaluation: write evaluation.every_steps."),
+    ({"parallelism": {"tensor_parallel_degree": 8}}, "Here it is parallel: write parallel.tensor."),
+    ({"job": {"dump_folder": "x", "description": "y"}}, "Here it is run: write run.dir."),
+    ({"logging": True}, "Here it is tracking."),
+    # transformers' TrainingArguments
+    ({"training": {"learning_rate": 1}}, "training.learning_rate: there is no such field. Here it is optimizer.lr."),
+    ({"training": {"num_train_epochs": 3}}, "Here it is training.steps or training.tokens; passes over the text"),
+    ({"per_device_train_batch_size": 4}, "Here it is batch.micro_batch."),
+    ({"gradient_accumulation_steps": 4}, "Here it is batch.global_batch: a step accumulates until it is reached."),
+    ({"warmup_ratio": 0.1}, "Here it is schedule.warmup_steps, a number of steps."),
+    ({"report_to": "wandb"}, "Here it is tracking.wandb, tracking.mlflow or tracking.trackio."),
+    ({"save_total_limit": 3}, "Here it is checkpoint.keep_last."),
+    # torchtitan and nanochat
+    ({"training": {"local_batch_size": 3}}, "Here it is batch.micro_batch."),
+    ({"model": {"flavor": "8B"}}, "Here it is model.preset, or model.from for a model that exists."),
+    ({"training": {"seq_len": 3}}, "Here it is data.sequence_length."),
+    ({"depth": 20}, "Here it is model.layers."),
+    ({"device_batch_size": 20}, "Here it is batch.micro_batch."),
+    ({"num_iterations": 20}, "Here it is training.steps."),
+    ({"final_lr_frac": 0.1}, "Here it is schedule.min_ratio, a share of optimizer.lr."),
+    # hlat's own, somewhere else
+    ({"every_steps": 5}, "write checkpoint.every_steps, evaluation.every_steps or integrity.every_steps."),
+    ({"training": {"weight_decay": 5}}, "It is a field of optimizer: write optimizer.weight_decay"),
+    ({"validation": {"fraction": 0.1}}, "It is a field of data: write data.validation"),
+    ({"optimizer": "adamw"}, "Write optimizer: {kind: adamw}."),
+    ({"schedule": "cosine"}, "Write schedule: {kind: cosine}."),
+]
+
+
+@pytest.mark.parametrize(("wrong", "says"), WRONG_NAMES, ids=lambda value: json.dumps(value)[:60])
+def test_a_wrong_name_is_told_what_it_is_here(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe({**GOOD, **{name: _over(GOOD.get(name), value) for name, value in wrong.items()}})
+    assert says in str(caught.value)
+
+
+def _over(below: Any, value: Any) -> Any:
+    return {**below, **value} if isinstance(below, dict) and isinstance(value, dict) else value
+
+
+def test_what_a_wrong_name_is_here_exists() -> None:
+    known = {"every", *_PATHS, *Recipe.model_fields}
+    for name, meant in {**SECTIONS, **FIELDS}.items():
+        assert name not in Recipe.model_fields, name
+        named = re.findall(r"[a-z]\w*(?:\.\w+)+", meant) or [meant]
+        assert meant.startswith(("--", "the same command", "model.from")) or set(named) - {"model.from"} <= known, meant
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ({}, "model: lacks vocab_size, layers, hidden_size, intermediate_size and heads. "),
+        ({}, "as in model.preset=tiny-10m, llama-3.2-1b or llama-3-8b (hlat recipe presets lists all), or give them."),
+        ({"layers": 32, "hidden_size": 4096}, "model.preset=llama-2-7b, llama-3-8b or llama-3.1-8b ("),
+        ({"preset": "llama-4-8b"}, "The nearest are llama-3-8b, llama-3.1-8b or llama-2-7b (hlat recipe presets"),
+        ({"preset": ""}, "The nearest are tiny-10m, llama-3.2-1b or llama-3-8b"),
+    ],
+)
+def test_a_model_without_sizes_is_one_line_that_names_presets(model: dict[str, Any], says: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe({**GOOD, "model": model})
+    said = str(caught.value)
+    assert says in said and len(said.splitlines()) == 2 and len(said) < 400
+
+
+def test_a_recipe_without_a_model_names_presets() -> None:
+    with pytest.raises(RecipeError, match=r"model: is required\. .*preset=tiny-10m, llama-3\.2-1b or llama-3-8b"):
+        parse_recipe({name: section for name, section in GOOD.items() if name != "model"})

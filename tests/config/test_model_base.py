@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from hlat.config import Recipe, RecipeError, recipe_schema
-from hlat.config.load import parse_recipe
+from hlat.config.load import load_recipe, parse_recipe
+from hlat.config.sections.model import HF_NAMES
 
 CONFIG = {  # config.json of Qwen/Qwen2.5-0.5B, without what hlat does not read
     "architectures": ["Qwen2ForCausalLM"],
@@ -116,3 +117,50 @@ def test_two_sources_of_numbers_or_weights_are_refused(checkpoint: Path) -> None
 
 def test_editors_know_the_field() -> None:
     assert "from" in recipe_schema()["$defs"]["ModelConfig"]["properties"]
+
+
+def test_the_numbers_of_a_config_json_may_stand_in_the_model_section(hugging_face: Path) -> None:
+    """The names are those of the published file, and the model is the same."""
+    names = {*HF_NAMES, "vocab_size", "hidden_size", "intermediate_size"}
+    written = recipe(None, model={name: CONFIG[name] for name in names if name in CONFIG}).model
+    read = recipe(None, model={"hf_config": str(hugging_face)}).model
+    assert written == read.model_copy(update={"hf_config": None})
+    assert not HF_NAMES.keys() & written.model_dump().keys(), "what is stored has hlat's names"
+
+
+def test_names_of_hugging_face_are_attributes_of_its_configurations() -> None:
+    config = pytest.importorskip("transformers").LlamaConfig()
+    assert all(hasattr(config, name) or name == "rope_theta" for name in HF_NAMES), "rope_theta is in rope_parameters"
+
+
+@pytest.mark.parametrize(
+    ("model", "overrides", "layers"),
+    [
+        ({"num_hidden_layers": 5}, (), 5),
+        ({"num_hidden_layers": 5, "layers": 5}, (), 5),
+        ({"layers": 4}, ("model.num_hidden_layers=5",), 5),
+        ({"num_hidden_layers": 4}, ("model.layers=5",), 5),
+        ({"num_hidden_layers": 4}, ("model.num_hidden_layers=5",), 5),
+        ({}, ("model={preset: tiny-1m, num_hidden_layers: 5}",), 5),
+    ],
+)
+def test_either_name_of_a_size(model: dict[str, Any], overrides: tuple[str, ...], layers: int, tmp_path: Path) -> None:
+    content = {"model": {"preset": "tiny-1m", **model}, "data": {"path": "x"}, "training": {"steps": 3}}
+    assert parse_recipe(content, overrides=overrides).model.layers == layers
+    (tmp_path / "base.yaml").write_text(json.dumps({**content, "model": {"preset": "tiny-1m", "layers": 2}}))
+    (tmp_path / "r.yaml").write_text(json.dumps({"include": "base.yaml", "model": content["model"]}))
+    assert load_recipe(tmp_path / "r.yaml", overrides).model.layers == layers
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ({"num_hidden_layers": 5, "layers": 4}, "model.num_hidden_layers = 5: is model.layers here, which has another"),
+        ({"rope_theta": 5.0, "rope": {"theta": 4.0}}, "model.rope_theta = 5.0: is model.rope.theta here"),
+        ({"model_type": "qwen2", "architecture": "llama"}, "model.model_type = 'qwen2': is model.architecture here"),
+    ],
+)
+def test_two_names_with_two_values_are_refused(model: dict[str, Any], named: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe(None, model={"preset": "tiny-1m", **model})
+    assert named in str(caught.value) and len(caught.value.problems) == 1

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 import hlat
-from hlat.config import Recipe, recipe_schema
+from hlat.config import HF_NAMES, Recipe, recipe_schema
 from hlat.runtime.errors import HlatError
 from hlat.runtime.process import STOP_EXIT_CODES
 from tests.cli.test_surface import SURFACE
@@ -63,6 +63,13 @@ def test_a_field_has_a_meaning_a_default_and_an_example_that_the_schema_accepts(
     if field.path.rpartition(".")[2] != "kind":
         assert field.node.get("description"), "a sentence under the field in config/sections"
     jsonschema.Draft202012Validator({**field.node, "$defs": SCHEMA["$defs"]}).validate(example(field, SCHEMA))
+
+
+def test_names_of_hugging_face_are_beside_the_fields_and_in_the_schema() -> None:
+    for theirs, own in HF_NAMES.items():
+        entry = re.search(rf"^### `model\.{re.escape(own)}` .*?(?=^###? |\Z)", page("recipe"), re.DOTALL | re.MULTILINE)
+        assert entry is not None and f"Hugging Face's name, accepted too: `{theirs}`" in entry[0]
+        jsonschema.Draft202012Validator(SCHEMA).validate({"model": {theirs: 1}})
 
 
 def test_examples_are_of_fields() -> None:

@@ -107,7 +107,7 @@ def test_the_output_is_where_it_was_asked_for_in_a_folder_that_was_not_there(lau
     """Slurm makes no folder, and replaces %j in the names of all of them, the working folder's included."""
     folder = tmp_path / "90 %j"
     folder.mkdir()
-    job = launch("--output", "logs/%x-%j.log", "--name", "a/b", cwd=folder)
+    job = launch("--to", "logs/%x-%j.log", "--name", "a/b", cwd=folder)
     assert wait_for_state(environment, job, "COMPLETED", "FAILED")["ExitCode"] == "0:0"
     assert f"job {job}, start 1" in (folder / "logs" / "a" / f"b-{job}.log").read_text()
 
@@ -273,7 +273,7 @@ def test_a_job_that_loses_a_machine_goes_on_with_the_other(launch, environment, 
     """Every step is logged once; with one replica less sums have another order, so that bits may differ."""
     words = [*tiny, *STEPS, "training.steps=120", "recovery.hang_seconds=20"]
     undisturbed(environment, recipe_file, words, tmp_path / "plain")
-    job = launch(*words, "--least", "1", "--env", "OMP_NUM_THREADS=1", program=PROGRAM)
+    job = launch(*words, "--env", "OMP_NUM_THREADS=1", program=PROGRAM, nodes="1:2")
     _wait_for_step(tmp_path / "run", 5)
     kill_machine(environment, "n1")
     try:
@@ -358,8 +358,8 @@ def examined(launch, tmp_path):
     doctor = tmp_path / "doctor.py"
     doctor.write_text(DOCTOR)
 
-    def start(bad, *words):
-        return launch(*words, "--doctor", "--env", f"STUB_BAD={bad}", program=f"{sys.executable} {doctor}")
+    def start(bad, nodes="2"):
+        return launch("--doctor", "--env", f"STUB_BAD={bad}", program=f"{sys.executable} {doctor}", nodes=nodes)
 
     return start
 
@@ -373,7 +373,7 @@ def test_nodes_are_examined_before_the_training(examined, environment, tmp_path)
 
 
 def test_a_bad_node_is_left_out_where_fewer_are_enough(examined, environment, tmp_path):
-    job = examined("n0", "--least", "1")
+    job = examined("n0", nodes="1:2")
     assert wait_for_state(environment, job, "COMPLETED", "FAILED")["ExitCode"] == "0:0"
     trained = [name for name in records(tmp_path, job) if "-train-" in name]
     assert trained == [f"{job}-train-n1"]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from hlat.cli import app
 from hlat.planner.offers import parse_goal
 
-RUN = ["--seq", "4096", "--global-batch", "512", "--precision", "mixed"]
+RUN = ["--sequence-length", "4096", "--global-batch", "512", "--precision", "mixed"]
 QUESTIONS = [
     "--model llama-3.2-1b --chips p5.48xlarge --tokens 100B --deadline 7.5d --budget 48000",
     "--model llama-3.2-1b --chips p5.48xlarge --budget 6k --deadline 3d",

@@ -196,7 +196,7 @@ def test_a_cluster_gives_the_chip() -> None:
 
 
 def test_programs_get_the_decisions_as_json(recipe_file: Path, corpus: Path, tmp_path: Path, cli) -> None:
-    words = ("rehearse", recipe_file, f"data.path={corpus}", "--world-size", "2", "--device", "neuron")
+    words = ("rehearse", recipe_file, f"data.path={corpus}", "--world", "2", "--device", "neuron")
     trace = tmp_path / "trace.json"
     done = cli(*words, "--json", "--trace", str(trace))
     assert done.returncode == 0, done.stderr

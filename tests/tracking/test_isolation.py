@@ -12,6 +12,7 @@ import yaml
 
 from hlat.config.load import parse_recipe
 from hlat.runtime.errors import LaunchError
+from hlat.runtime.installation import install_command
 from hlat.tracking.hosted import HOSTED, HostedEntry, HostedRun, HostedTracker, check_installed
 from hlat.training import run
 from tests.support.launch.launching import wait_until
@@ -144,7 +145,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra_before_the_run(conten
         check_installed(recipe.tracking)
     assert str(raised.value) == (
         "tracking.wandb and tracking.trackio: not installed here: no_such_package_wandb, no_such_package_trackio. "
-        "Install it with pip install 'hlat[wandb,trackio]', or set tracking.wandb and tracking.trackio to null."
+        f"Install it with {install_command('wandb', 'trackio')}, or set tracking.wandb and tracking.trackio to null."
     )
     with pytest.raises(LaunchError):
         run(recipe, stream=io.StringIO())

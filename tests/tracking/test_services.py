@@ -123,7 +123,7 @@ def test_a_service_has_every_line_of_metrics_once_after_a_kill(
     service: str, tiny_recipe: str, corpus: Path, tmp_path: Path, secrets: str
 ) -> None:
     """The run goes on under the same id; steps that a kill repeats are not logged again."""
-    pytest.importorskip(service, reason=f"pip install 'hlat[{service}]': too large for every test environment")
+    pytest.importorskip(service, reason=f"pip install '.[{service}]': too large for every test environment")
     content = yaml.safe_load(tiny_recipe)
     run_dir = tmp_path / "run"
     content["run"] = {"name": "tiny", "dir": str(run_dir)}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hlat.config import recipe_schema
+from hlat.config import HF_NAMES, recipe_schema
 from hlat.planner.defaults import CHOSEN
 
 UNITS = {
@@ -188,6 +188,9 @@ def _facts(field: Field, schema: dict[str, Any]) -> list[str]:
         where = field.path if "[]" not in field.path else field.path.rpartition(".")[2]
         joint = "=" if "[]" not in field.path and isinstance(shown, str | int | float | bool) else ": "
         found.append(f"example: `{where}{joint}{_value(shown)}`")
+    theirs = next((name for name, own in HF_NAMES.items() if field.path == f"model.{own}"), None)
+    if theirs is not None:
+        found.append(f"Hugging Face's name, accepted too: `{theirs}`")
     if field.node.get("resume") == "fixed":
         found.append("fixed: a run cannot be resumed with another value")
     return found

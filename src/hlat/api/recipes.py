@@ -182,7 +182,7 @@ def _plain_values(sections: Mapping[str, object]) -> dict[str, Any]:
 
 @checks_arguments
 def draft_recipe(
-    texts: str | Path,
+    texts: str | Path | Sequence[str | Path],
     *,
     name: str = "mine",
     hours: float = 1.0,
@@ -194,7 +194,7 @@ def draft_recipe(
     """Draft a recipe for a corpus and this machine.
 
     Args:
-        texts: the corpus: a file, folder or glob.
+        texts: the corpus: a file, folder or glob, or several; each format of a mixed folder becomes a source.
         name: name of the run.
         hours: time to train.
         column: column or key of the text; None tries the usual names.
@@ -213,7 +213,8 @@ def draft_recipe(
     from hlat.draft import draft_recipe as draft
 
     start, model = optional_text(start), optional_text(model)
-    return draft(str(texts), name=name, hours=hours, column=column, start=start, model=model, device=device)
+    paths = [str(path) for path in ([texts] if isinstance(texts, str | Path) else texts)]
+    return draft(paths, name=name, hours=hours, column=column, start=start, model=model, device=device)
 
 
 @contextmanager

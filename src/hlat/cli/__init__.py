@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from hlat.cli import checkpoint, doctor, evaluate, hardware, plan, recipe, runs, train
 from hlat.cli.data import data_app
 from hlat.cli.launch import launch_app
-from hlat.cli.options import hinted, process_options
+from hlat.cli.options import current_options, hinted, process_options
 from hlat.cli.terminal import LOG_ENV, complain, say
 from hlat.runtime.errors import HlatError, StorageError
 from hlat.runtime.logs import print_json_lines
@@ -23,6 +23,7 @@ from hlat.runtime.urls import redact_value
 __all__ = ["app"]
 
 _COMPLETION = ("--install-completion", "--show-completion")
+_NOTICES = "hlat.renamed"
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
@@ -43,7 +44,10 @@ class _Verbs(TyperGroup):
         with _visible_usage():
             if args and args[0] in _COMPLETION:
                 _complete(args[0], args[1] if len(args) > 1 else None)
-            return super().make_context(info_name, args, *given, **options)
+            words, notices = current_options(self, args)
+            context = super().make_context(info_name, words, *given, **options)
+            context.meta[_NOTICES] = notices
+            return context
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -160,6 +164,7 @@ def _versions() -> str:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print versions and devices.")
     ] = False,
@@ -182,6 +187,8 @@ def _options(
             complain(f"warning: {name} has no effect. Did you mean {close[0]}?")
     if os.environ.get(LOG_ENV) == "json":
         print_json_lines()
+    for notice in context.meta.get(_NOTICES, ()):
+        complain(notice)  # only now it is known whether messages are JSON lines
 
 
 for module in (recipe, plan, doctor, train, runs, evaluate, checkpoint):

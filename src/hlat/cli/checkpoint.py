@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hlat.cli.options import JsonOption
+from hlat.cli.options import DryRunOption, JsonOption
 from hlat.cli.terminal import CheckpointArgument, WeightsOption, ready, say
 from hlat.runtime.errors import CheckpointError, CheckpointFormatError, LaunchError
 from hlat.runtime.terminal import TABLE_ROWS, escape_name, listed, plural
@@ -156,7 +156,7 @@ def prune_command(
     keep_every: Annotated[
         int | None, typer.Option(min=1, help="Also keep checkpoints at multiples of this many steps.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Remove old checkpoints of a run that is not being trained; the newest complete one always stays."""
     from hlat.checkpoint import (

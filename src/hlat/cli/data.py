@@ -42,7 +42,7 @@ def show_command(
     source: DataArgument,
     overrides: OverridesArgument = None,
     samples: Annotated[int, typer.Option(min=0, help="Samples of text to show of each split.")] = 2,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each sample.")] = 128,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of each sample.")] = 128,
     as_json: JsonOption = False,
     verbose: AllOption = False,
 ) -> None:
@@ -53,7 +53,7 @@ def show_command(
     from hlat.data import open_prepared, summarize
 
     ready()
-    summary = summarize(open_prepared(folder), samples, tokens)
+    summary = summarize(open_prepared(folder), samples, max_tokens)
     if as_json:
         say(json.dumps(_plain(summary), indent=2))
         return

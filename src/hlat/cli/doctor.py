@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hlat.cli.options import HardwareOption
+from hlat.cli.options import RANGE, HardwareOption, JsonOption, NodeOption, PortOption
 from hlat.cli.terminal import complain, ready, say
 from hlat.runtime.terminal import be_verbose
 
@@ -32,12 +32,10 @@ def doctor(
         str, typer.Option(metavar="COMMAND", help="Transport of --hosts: gets a host and the words of a command.")
     ] = "ssh -o BatchMode=yes",
     nodes: Annotated[
-        int | None,
-        typer.Option(help="Number of hosts that start this command; default: Slurm's, or 1."),
+        str | None,
+        typer.Option(metavar=RANGE, help="Number of hosts that start this command (or MAX); default: Slurm's, or 1."),
     ] = None,
-    node: Annotated[
-        int | None, typer.Option(help="Index of this host; default: that of Slurm, Kubernetes or torchrun.")
-    ] = None,
+    node: NodeOption = None,
     name: Annotated[
         str | None, typer.Option(help="Name of this host in the report; default: that of Slurm, or the host's own.")
     ] = None,
@@ -48,7 +46,7 @@ def doctor(
         str | None,
         typer.Option(help="Address of this host to listen on; default: of GLOO_SOCKET_IFNAME, or of the host's name."),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free one.")] = 0,
+    port: PortOption = 0,
     run_dir: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder to examine without a recipe; default: this one.")
     ] = None,
@@ -61,7 +59,7 @@ def doctor(
         Path | None,
         typer.Option(metavar="FILE", help="Write the names of bad hosts to FILE; succeed if a good one is left."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one line of JSON.")] = False,
+    as_json: JsonOption = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="List every finding, and checks that were not judged.")
     ] = False,
@@ -71,13 +69,14 @@ def doctor(
     Start it once on every host, as with srun --ntasks-per-node=1 or --nodes and --node, or name the hosts with --hosts.
     """
     from hlat.api import doctor as examine
-    from hlat.launch import PreflightOptions
+    from hlat.launch import PreflightOptions, parse_range
 
     ready(works=not as_json)  # the exit code is the verdict
     if verbose:
         be_verbose()
+    count = None if nodes is None else parse_range("--nodes", nodes, "hosts", "2:4")[1]
     options = PreflightOptions(
-        nproc, nodes, node, name, address, port, run_dir, instance, None if hardware is None else str(hardware), wait
+        nproc, count, node, name, address, port, run_dir, instance, None if hardware is None else str(hardware), wait
     )
     report = examine(
         recipe,

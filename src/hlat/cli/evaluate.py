@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from hlat.cli.terminal import CheckpointArgument, WeightsOption, complain, ready, say, whole_number
+from hlat.cli.options import JsonOption
+from hlat.cli.terminal import CheckpointArgument, QuietOption, WeightsOption, complain, ready, say, whole_number
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.terminal import TABLE_ROWS, escape_name, first_of, listed
 
@@ -47,7 +48,7 @@ def evaluate(
     data: Annotated[str | None, typer.Option(help="Folder of prepared data; default: that of the run.")] = None,
     tasks: Annotated[str | None, typer.Option(help="Run tasks of lm-eval instead, as in hellaswag,gsm8k.")] = None,
     suite: Annotated[str | None, typer.Option(help="Run a suite of tasks: hlat, offline, domain, or a file.")] = None,
-    out: Annotated[str | None, typer.Option(help="Folder of the tasks' results; default: evaluation/NAME.")] = None,
+    to: Annotated[str | None, typer.Option(help="Folder of the tasks' results; default: evaluation/NAME.")] = None,
     files: Annotated[str | None, typer.Option(help="Folder of data files and copied data sets.")] = None,
     include: Annotated[str | None, typer.Option(help="Folder with further tasks, as YAML files.")] = None,
     shots: Annotated[
@@ -65,7 +66,7 @@ def evaluate(
             help="Most tokens of question and answer; default: the model's maximum.",
         ),
     ] = None,
-    max_new_tokens: Annotated[
+    max_tokens: Annotated[
         int | None,
         typer.Option(
             parser=whole_number(1), metavar="N", help="Most tokens of a generated text; default: what the task says."
@@ -95,11 +96,11 @@ def evaluate(
         bool, typer.Option("--watch", help="Evaluate each checkpoint of a run on what its recipe names, as it goes on.")
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="With --watch: end after the checkpoints that exist.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the losses as JSON.")] = False,
+    as_json: JsonOption = False,
     requests: Annotated[
         list[str] | None, typer.Option(help="With --watch: a further file of requests, as in evaluation.tasks.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only, no progress.")] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Compute loss, perplexity and bits per byte over the whole validation split; or run tasks of lm-eval.
 

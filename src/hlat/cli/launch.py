@@ -12,16 +12,18 @@ from typing import Annotated, Any
 import typer
 
 from hlat.cli.options import (
+    RANGE,
     AnywayOption,
     DryRunOption,
     EnvOption,
     GraceOption,
     HardwareOption,
     InstanceOption,
-    LeastOption,
     NameOption,
     NodesOption,
     NprocOption,
+    ProgramOption,
+    SbatchOption,
 )
 from hlat.cli.terminal import OverridesArgument, RecipeArgument, complain, ready, say
 
@@ -30,8 +32,16 @@ RunArgument = Annotated[Path, typer.Argument(help="Run folder.", show_default=Fa
 
 def _job(context: typer.Context) -> dict[str, Any]:
     """Return the options that every scheduler takes, as the Python API names them."""
-    same = ("nodes", "nproc", "least", "instance", "hardware", "name", "grace", "program", "anyway", "dry_run")
-    return {name: context.params[name] for name in same} | {"environment": context.params["env"] or ()}
+    same = ("nproc", "instance", "hardware", "name", "grace", "program", "anyway", "dry_run")
+    given = {name: context.params[name] for name in same} | {"environment": context.params["env"] or ()}
+    return given | _hosts(context.params["nodes"])
+
+
+def _hosts(nodes: str) -> dict[str, int | None]:
+    from hlat.launch import parse_range
+
+    least, most = parse_range("--nodes", nodes, "hosts", "2:4")
+    return {"nodes": most, "least": least if least < most else None}
 
 
 def slurm_command(
@@ -40,16 +50,12 @@ def slurm_command(
     nodes: NodesOption,
     overrides: OverridesArgument = None,
     nproc: NprocOption = None,
-    least: LeastOption = None,
     instance: InstanceOption = None,
     hardware: HardwareOption = None,
     env: EnvOption = None,
     name: NameOption = None,
     grace: GraceOption = 120,
-    program: Annotated[
-        str | None,
-        typer.Option(help='Command that runs hlat on the machines, as in "apptainer exec --nv image.sif hlat".'),
-    ] = None,
+    program: ProgramOption = None,
     time: Annotated[str | None, typer.Option(help="Time limit of a job, as sbatch takes it.")] = None,
     chain: Annotated[
         int | None,
@@ -60,16 +66,8 @@ def slurm_command(
     qos: Annotated[str | None, typer.Option(help="Quality of service.")] = None,
     exclude: Annotated[str | None, typer.Option(help="Nodes not to use, in Slurm's notation.")] = None,
     cpus_per_task: Annotated[int | None, typer.Option(help="CPU cores of each process.")] = None,
-    output: Annotated[str, typer.Option(help="File for the output.")] = "%x-%j.log",
-    sbatch: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            "--sbatch",
-            metavar="NAME=VALUE",
-            help="Any other option of sbatch, as in constraint=ib or exclusive. Repeat for several.",
-        ),
-    ] = None,
+    to: Annotated[str, typer.Option(help="File for the output of the job, as sbatch --output takes it.")] = "%x-%j.log",
+    sbatch: SbatchOption = None,
     srun: Annotated[list[str] | None, typer.Option(help="Further option of srun. Repeat for several.")] = None,
     setup: Annotated[
         list[str] | None, typer.Option(help="Shell command that the script runs first. Repeat for several.")
@@ -86,7 +84,7 @@ def slurm_command(
 
     ready(works=not dry_run)
     words = tuple(sbatch or ()), tuple(srun or ()), tuple(setup or ())
-    options = SlurmOptions(time, chain, partition, account, qos, exclude, cpus_per_task, output, *words, doctor)
+    options = SlurmOptions(time, chain, partition, account, qos, exclude, cpus_per_task, to, *words, doctor)
     done = submit_slurm(recipe, overrides or (), options=options, **_job(context))
     if done.job is None:
         say(done.script.rstrip("\n"))
@@ -134,13 +132,12 @@ def kubernetes_command(
     image: Annotated[str, typer.Option(help="Container image with hlat.", show_default=False)],
     overrides: OverridesArgument = None,
     nproc: NprocOption = None,
-    least: LeastOption = None,
     instance: InstanceOption = None,
     hardware: HardwareOption = None,
     env: EnvOption = None,
     name: NameOption = None,
     grace: GraceOption = 120,
-    program: Annotated[str | None, typer.Option(help="Command that runs hlat in the image; default: hlat.")] = None,
+    program: ProgramOption = None,
     kind: Annotated[
         str, typer.Option(help="job (plain Kubernetes), jobset, or trainjob (Kubeflow Trainer v2).")
     ] = "job",
@@ -197,22 +194,23 @@ def local_command(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
     nodes: Annotated[
-        int | None,
-        typer.Option(help="Number of hosts; without --hosts, so many supervisors on this machine, to rehearse."),
+        str | None,
+        typer.Option(
+            metavar=RANGE,
+            help="Number of hosts; MIN:MAX goes on without those that are lost. Without --hosts, so many supervisors "
+            "on this machine, to rehearse.",
+        ),
     ] = None,
     hosts: Annotated[
         str | None,
         typer.Option(metavar="A,B,...", help="Hosts to reach over ssh, or NAME=ADDRESS; they share this folder."),
     ] = None,
-    least: Annotated[
-        int | None, typer.Option(metavar="N", help="Go on with as few hosts as this if others are lost; default: all.")
-    ] = None,
     nproc: Annotated[int, typer.Option(help="Processes per host.")] = 1,
     ssh: Annotated[
         str, typer.Option(help="Command that runs another on a host, given its name and that command.")
     ] = "ssh -tt -o BatchMode=yes",
-    program: Annotated[str | None, typer.Option(help="Command that runs hlat on the hosts.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command of each host.")] = False,
+    program: ProgramOption = None,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Train on several hosts, started from here and in this folder."""
     from hlat.api import launch_local
@@ -222,9 +220,8 @@ def local_command(
     done = launch_local(
         recipe,
         overrides or (),
-        nodes=nodes,
         hosts=names,
-        least=least,
+        **({} if nodes is None else _hosts(nodes)),
         nproc=nproc,
         ssh=ssh,
         program=program,

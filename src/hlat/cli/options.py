@@ -1,11 +1,13 @@
 """Options of verbs beyond typer: those of several verbs, checks before anything is computed, hints for wrong ones.
 
-hlat launch slurm, kubernetes -> NodesOption, NprocOption, ...
+options of the same name in several verbs -> one of the objects below: the same help, the same meaning
+words of the command line --current_options--> the same with today's names of options, and what was renamed
 verbs that write files -> check_outputs -> write_output
 error of the parser --hinted--> its message with what would work: verbs and options of other programs, and what
 they are here; words of libraries are left out
 """
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,9 +15,20 @@ from typing import Annotated, Any
 
 import typer
 
-NodesOption = Annotated[int, typer.Option(help="Number of machines.", show_default=False)]
-LeastOption = Annotated[
-    int | None, typer.Option(metavar="N", help="Go on with as few machines as this if others are lost; default: all.")
+RANGE = "N or MIN:MAX"
+NodesOption = Annotated[
+    str,
+    typer.Option(
+        metavar=RANGE, help="Number of hosts; MIN:MAX goes on without those that are lost, and takes them back."
+    ),
+]
+WorldOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="World size of the run: one process per accelerator, on any machines."),
+]
+NodeOption = Annotated[
+    int | None,
+    typer.Option(min=0, help="Number of this host, from 0; default: that of Slurm, Kubernetes or torchrun."),
 ]
 NprocOption = Annotated[
     int | None, typer.Option(help="Processes per machine; default: one per accelerator of the instance, or one.")
@@ -36,8 +49,28 @@ GraceOption = Annotated[int, typer.Option(help="Seconds before the end at which 
 AnywayOption = Annotated[
     bool, typer.Option("--anyway", help="Only warn of a run that does not fit into the memory of the instance.")
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
+ProgramOption = Annotated[
+    str | None,
+    typer.Option(help='Command that runs hlat there, as in "apptainer exec --nv image.sif hlat".'),
+]
+SbatchOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        "--sbatch",
+        metavar="NAME=VALUE",
+        help="Any other option of sbatch, as in constraint=ib or exclusive. Repeat for several.",
+    ),
+]
+PriceOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND", help="on-demand, capacity-block, reserved, spot, own; or USD per hour of a chip: 2.10/h."
+    ),
+]
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free one.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 def check_outputs(paths: Sequence[Path | None]) -> None:
@@ -65,6 +98,75 @@ def _unwritable(paths: Iterator[Path]) -> Iterator[str]:
             yield f"{path} is a folder; name a file"
         elif not path.absolute().parent.is_dir():
             yield f"{path} cannot be written: there is no folder {path.absolute().parent}"
+
+
+RENAMED = {
+    "init": {"--hours": "--time", "--column": "--text-column"},
+    "plan": {"--html": "--to", "--seq": "--sequence-length"},
+    "rehearse": {"--world-size": "--world"},
+    "compile": {"--out": "--to", "--from": "--unpack"},
+    "evaluate": {"--out": "--to", "--max-new-tokens": "--max-tokens"},
+    "data show": {"--tokens": "--max-tokens"},
+    "launch slurm": {"--output": "--to", "--least": "--nodes"},
+    "launch kubernetes": {"--least": "--nodes"},
+    "launch local": {"--least": "--nodes"},
+}
+"""Options by verb under the names that they had in 0.1; they are accepted for a release, with a line of notice."""
+_LEAST = "--least"
+
+
+def current_options(command: Any, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Rename old options in the words of a command line; return the words, and a sentence for each old one.
+
+    ``--least M`` became part of ``--nodes``: it is put in front of the number there, as in ``--nodes M:N``.
+    """
+    verb, command, at = _verb_of(command, words)
+    renamed = RENAMED.get(verb, {})
+    with_value = {name for each in getattr(command, "params", ()) if not _is_flag(each) for name in each.opts}
+    found, notices, least = list(words[:at]), list[str](), ""
+    rest = iter(words[at:])
+    for word in rest:
+        if word == "--":
+            found += [word, *rest]
+            break
+        old, equals, value = word.partition("=")
+        name = renamed.get(old, old)
+        if name != old:
+            notices.append(f"{old} is now {name}{' MIN:MAX' if old == _LEAST else ''}")
+        # A value may look like an option, as in --sbatch --output=x.
+        values = [next(rest, "")] if (name in with_value or name != old) and not equals else []
+        if name != old and old == _LEAST:
+            least = value or "".join(values)
+        else:
+            found += [f"{name}{equals}{value}", *values]
+    return (_with_least(found, least) if least else found), notices
+
+
+def _is_flag(parameter: Any) -> bool:
+    return getattr(parameter, "is_flag", False) or parameter.param_type_name == "argument"
+
+
+def _verb_of(command: Any, words: Sequence[str]) -> tuple[str, Any, int]:
+    """Return the verb that words name, its command, and the place after it."""
+    names = list[str]()
+    for place, word in enumerate(words):
+        if not word.startswith("-") and (command := getattr(command, "commands", {}).get(word)) is not None:
+            names.append(word)
+            if not getattr(command, "commands", None):
+                return " ".join(names), command, place + 1
+    return "", None, len(words)
+
+
+def _with_least(words: list[str], least: str) -> list[str]:
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == "--nodes":
+            number = value if equals else next(iter(words[place + 1 :]), "")
+            return [*words[:place], f"--nodes={least}:{number}", *words[place + (1 if equals else 2) :]]
+    # hlat launch local counts the hosts that are named.
+    hosts = next((value for word, value in itertools.pairwise(words) if word == "--hosts"), "")
+    hosts = hosts or next((word for word in words if word.startswith("--hosts=")), "")
+    return [*words, f"--nodes={least}:{len(hosts.split(','))}"]
 
 
 _VERBS = {
@@ -107,7 +209,7 @@ _OPTIONS = {
     "out": "Where a file or folder is written, that is --to",
     "format": "Models are exported as Hugging Face's safetensors, and formats of text are known by their endings",
 }
-_PROCESS_OPTIONS = ("--nproc", "--nodes", "--world", "--world-size")
+_PROCESS_OPTIONS = ("--nproc", "--nodes", "--world")
 _FIELD = re.compile(r"[\w.]+(=\w+)?")
 _DTYPES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
 

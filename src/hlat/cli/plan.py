@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 import hlat
-from hlat.cli.options import HardwareOption, JsonOption, check_outputs, write_output
+from hlat.cli.options import HardwareOption, JsonOption, PriceOption, WorldOption, check_outputs, write_output
 from hlat.cli.terminal import OverridesArgument, RecipeArgument, ready, say, whole_number
 from hlat.runtime.terminal import escape_name, wrapped
 
@@ -29,45 +30,73 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the verbs of this module."""
-    app.command("plan")(plan_command)
+    app.command("plan", cls=_Plan)(plan_command)
     app.command()(rehearse)
+
+
+_PANELS = {
+    "Run and layout": ("sequence_length", "global_batch", "precision", "layout", "against", "search"),
+    "Machines and prices": (
+        *("per", "hardware", "quotes", "prices_of", "interruptions"),
+        *("storage", "network", "pue", "rank_by"),
+    ),
+    "Other questions": ("grid", "flops", "inference_tokens"),
+    "Files": ("trace", "fragment"),
+}
+"""Groups of options in help; the usual ones are in none of them, and on its first page."""
+
+
+class _Plan(TyperCommand):
+    """Verb whose help lists its options in groups."""
+
+    def get_params(self, ctx: Any) -> Any:
+        params: list[Any] = super().get_params(ctx)
+        for each in params:
+            each.rich_help_panel = next((panel for panel, names in _PANELS.items() if each.name in names), None)
+        return params
 
 
 def plan_command(
     model: Annotated[
-        str | None, typer.Option(help="Preset, config.json, recipe file, or the name of a shipped recipe.")
+        str | None, typer.Option(metavar="MODEL", help="Preset, config.json, recipe file or its name.")
     ] = None,
     cluster: Annotated[
-        list[str] | None, typer.Option(help="INSTANCE:N, as in trn1.32xlarge:64; several are compared.")
+        list[str] | None, typer.Option(metavar="INSTANCE:N", help="As in trn1.32xlarge:64; repeat to compare.")
     ] = None,
-    per: Annotated[str | None, typer.Option(help="What N counts: instance (the default) or chip.")] = None,
     chips: Annotated[
-        str | None, typer.Option(help="Instead of --cluster: choose the number of these instances or chips; or any.")
+        str | None, typer.Option(metavar="INSTANCE", help="Instead: how many of these; or of any.")
     ] = None,
-    grid: Annotated[
-        str | None,
-        typer.Option(help="Instead of --model: models and sizes, as in 1b,7b,70b, on each --cluster."),
+    deadline: Annotated[
+        str | None, typer.Option(metavar="TIME", help="With --chips: longest time, 36h or 14d.")
     ] = None,
-    deadline: Annotated[str | None, typer.Option(help="With --chips: longest duration, as in 36h, 14d or 2w.")] = None,
-    budget: Annotated[str | None, typer.Option(help="With --chips: highest cost in USD, as in 50000 or 50k.")] = None,
-    tokens: Annotated[str | None, typer.Option(help="Tokens of the whole run, as in 300B or 3e11.")] = None,
-    seq: Annotated[int | None, typer.Option(parser=whole_number(1), metavar="N", help="Tokens per sequence.")] = None,
+    budget: Annotated[str | None, typer.Option(metavar="USD", help="With --chips: highest cost, as in 50k.")] = None,
+    tokens: Annotated[str | None, typer.Option(metavar="N", help="Tokens of the whole run, as in 300B.")] = None,
+    price: PriceOption = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Explain the choice.")] = False,
+    to: Annotated[Path | None, typer.Option(metavar="FILE", help="HTML page to write, with pictures.")] = None,
+    as_json: JsonOption = False,
+    sequence_length: Annotated[
+        int | None, typer.Option(parser=whole_number(1), metavar="N", help="Tokens per sequence.")
+    ] = None,
     global_batch: Annotated[
         int | None, typer.Option(parser=whole_number(1), metavar="N", help="Sequences per step.")
     ] = None,
     precision: Annotated[str | None, typer.Option(help="Precision mode, as in a recipe.")] = None,
-    price: Annotated[
-        str | None,
-        typer.Option(help="on-demand, capacity-block, reserved, spot or own; or USD per hour of a chip, as in 2.10/h."),
-    ] = None,
+    layout: Annotated[str | None, typer.Option(help="Predict this layout only, as in tp=8,pp=1,zero=1.")] = None,
+    against: Annotated[str | None, typer.Option(help="Compare the choice with this layout.")] = None,
+    search: Annotated[
+        bool, typer.Option("--search", help="Choose the micro-batch and recomputation of a recipe too.")
+    ] = False,
+    per: Annotated[str | None, typer.Option(help="What N counts: instance (the default) or chip.")] = None,
+    hardware: HardwareOption = None,
     quotes: Annotated[
         Path | None,
         typer.Option(help="Prices of your own, a CSV file; hlat hardware quotes prints one.", metavar="FILE"),
     ] = None,
+    prices_of: Annotated[str | None, typer.Option(help="Month whose prices are used, as in 2024-04.")] = None,
     interruptions: Annotated[
         float | None, typer.Option(help="Interruptions per instance and day, as of spot instances.")
     ] = None,
-    prices_of: Annotated[str | None, typer.Option(help="Month whose prices are used, as in 2024-04.")] = None,
     storage: Annotated[
         str | None, typer.Option(help="Rate of the shared file system, as in 5GB/s (whole cluster) or 2GB/s/instance.")
     ] = None,
@@ -75,24 +104,19 @@ def plan_command(
         str | None, typer.Option(help="Rate of a machine to others, as in 400 GB/s, 3200 Gb/s or 8x400 Gb/s.")
     ] = None,
     pue: Annotated[float | None, typer.Option(help="Power usage effectiveness, for the energy, as in 1.2.")] = None,
+    rank_by: Annotated[str | None, typer.Option(help="Order several clusters by time or by cost.")] = None,
+    grid: Annotated[
+        str | None,
+        typer.Option(help="Instead of --model: models and sizes, as in 1b,7b,70b, on each --cluster."),
+    ] = None,
     flops: Annotated[
         str | None, typer.Option(help="With --chips and no model: size of a model for so many FLOPs, as in 1e22.")
     ] = None,
     inference_tokens: Annotated[
         str | None, typer.Option(help="Without a model: tokens that it will generate, as in 1T.")
     ] = None,
-    rank_by: Annotated[str | None, typer.Option(help="Order several clusters by time or by cost.")] = None,
-    layout: Annotated[str | None, typer.Option(help="Predict this layout only, as in tp=8,pp=1,zero=1.")] = None,
-    against: Annotated[str | None, typer.Option(help="Compare the choice with this layout.")] = None,
-    search: Annotated[
-        bool, typer.Option("--search", help="Choose the micro-batch and recomputation of a recipe too.")
-    ] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Explain the choice.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write an HTML page with pictures.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the simulated step as a Chrome trace.")] = None,
     fragment: Annotated[Path | None, typer.Option(help="Write the layout as sections of a recipe.")] = None,
-    hardware: HardwareOption = None,
 ) -> None:
     """Choose the layout of a run, and predict its time, memory, cost and goodput."""
     options = locals()
@@ -100,19 +124,19 @@ def plan_command(
 
     ready()
     if grid is not None:
-        _say_grid(grid, options, html, as_json=as_json)
+        _say_grid(grid, options, to, as_json=as_json)
         return
     check_options(options)
     if chips is not None:
         gc.freeze()  # what was imported stays; a question makes many small objects
         _say_choice(PlanQuestion.of_options(options), options, as_json=as_json)
         return
-    check_outputs((html, trace, fragment))
+    check_outputs((to, trace, fragment))
     compared = compare_clusters(PlanQuestion.of_options(options))
     _say_plans(compared, as_json=as_json, words=explain)
     if per is None and not as_json:
         say_units(plan.request.cluster for plan in compared.plans)
-    _write_files(list(compared.plans), html, trace, fragment)
+    _write_files(list(compared.plans), to, trace, fragment)
 
 
 def _say_grid(models: str, options: "Mapping[str, Any]", html: Path | None, *, as_json: bool) -> None:
@@ -230,14 +254,7 @@ _DOES_NOT_FIT = 1  # exit code, as of an examination that finds something bad
 def rehearse(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
-    world: Annotated[
-        int | None,
-        typer.Option(
-            "--world-size",
-            min=1,
-            help="World size of the run: one process per accelerator; default: the devices of --cluster, else 1.",
-        ),
-    ] = None,
+    world: WorldOption = None,
     ranks: Annotated[
         list[int] | None,
         typer.Option(
@@ -250,7 +267,6 @@ def rehearse(
     device: Annotated[
         str | None,
         typer.Option(
-            "--device",
             help="Take the decisions of this device: neuron, cuda:h100 or another chip of the catalog; default: that "
             "of --cluster, else the CPU.",
         ),
@@ -258,12 +274,10 @@ def rehearse(
     cluster: Annotated[
         str | None,
         typer.Option(
-            "--cluster", help="Cluster to simulate, as in trn2.48xlarge:1: does it fit, how long does a step take."
+            metavar="INSTANCE:N", help="Cluster to simulate: does the run fit, how long does a step take. Sets --world."
         ),
     ] = None,
-    hardware: Annotated[
-        Path | None, typer.Option("--hardware", help="Catalog file with more chips and instances.")
-    ] = None,
+    hardware: HardwareOption = None,
     trace: Annotated[
         Path | None,
         typer.Option(help="Write operations and messages as a Chrome trace: in time with --cluster, else in order."),

@@ -4,7 +4,7 @@ quickstart -> from nothing to a trained, evaluated, exported model
 init       -> a first recipe for a folder of text and this machine
 check      -> everything that is wrong with a recipe, or a summary
 schema     -> the JSON schema of recipes
-recipe     -> a recipe from the configuration of another program
+recipe     -> presets; a recipe from the configuration of another program
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import hlat
-from hlat.cli.options import check_outputs, write_output
+from hlat.cli.options import JsonOption, WorldOption, check_outputs, write_output
 from hlat.cli.terminal import (
     OverridesArgument,
     RecipeArgument,
@@ -34,7 +34,9 @@ from hlat.runtime.terminal import TABLE_ROWS, be_verbose, first_of, plural
 if TYPE_CHECKING:
     from hlat.config import Recipe, SettingNote
 
-translations = typer.Typer(help="Make recipes from the configurations of other programs.", no_args_is_help=True)
+translations = typer.Typer(
+    help="List presets, and make recipes from the configurations of other programs.", no_args_is_help=True
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -81,17 +83,23 @@ def _hours(text: str | float) -> float:
 
 
 def init(
-    texts: Annotated[str, typer.Argument(help="The corpus: a file, folder or glob.", show_default=False)],
+    texts: Annotated[
+        list[str],
+        typer.Argument(help="The corpus: files, folders or globs, also of several formats.", show_default=False),
+    ],
     to: Annotated[Path, typer.Option(help="Recipe file to write; must not exist.")] = Path("recipe.yaml"),
     hours: Annotated[
-        float, typer.Option(parser=_hours, metavar="TIME", help="Time to train: 2h, 90min, 1d; a number is hours.")
+        float,
+        typer.Option("--time", parser=_hours, metavar="TIME", help="Time to train: 2h, 90min, 1d; a number is hours."),
     ] = 1.0,
     start: Annotated[
         str | None,
         typer.Option("--from", help="Model to continue from: checkpoint, Hugging Face folder, or id of the Hub."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Preset or config.json of a new model; default: chosen.")] = None,
-    column: Annotated[str | None, typer.Option(help="Column or key of the text; default: the usual names.")] = None,
+    column: Annotated[
+        str | None, typer.Option("--text-column", help="Column or key of the text; default: the usual names.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run; default: that of the recipe file.")] = None,
     device: Annotated[str, typer.Option(help="Device type, as run.device takes it.")] = "auto",
 ) -> None:
@@ -111,10 +119,7 @@ def init(
 def check(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
-    world: Annotated[
-        int | None,
-        typer.Option(min=1, help="World size that the layout must fit: one process per accelerator, on any machines."),
-    ] = None,
+    world: WorldOption = None,
     nproc: Annotated[
         int | None, typer.Option(min=1, help="Processes on this machine, as in hlat train --nproc; default: one.")
     ] = None,
@@ -125,7 +130,7 @@ def check(
     no_files: Annotated[
         bool, typer.Option("--no-files", help="Check the recipe alone: no files, no device, memory or disk (for CI).")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the resolved recipe as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check a recipe and that it can start here: print everything that is wrong (exit code 2), or a summary."""
     ready(works=not as_json)  # the exit code is the verdict
@@ -223,6 +228,20 @@ def schema() -> None:
     from hlat.config import recipe_schema
 
     say(json.dumps(recipe_schema(), indent=2))
+
+
+@translations.command("presets")
+def presets() -> None:
+    """List the models that model.preset names, with their sizes."""
+    from hlat.config import PRESETS, model_section
+    from hlat.model import count_parameters
+
+    ready()
+    for name in PRESETS:
+        model = model_section(name)
+        sizes = f"{count_parameters(model).total / 1e9:8.3f} B  {model.layers:3} x {model.hidden_size:<5}"
+        heads = f"{model.heads:3} heads, {model.n_kv_heads:3} for keys"
+        say(f"{name:<15}{sizes}  {heads}  vocabulary {model.vocab_size:,}")
 
 
 @translations.command("from-nxdt")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import hlat
-from hlat.cli.options import HardwareOption, JsonOption
+from hlat.cli.options import HardwareOption, JsonOption, PortOption, PriceOption
 from hlat.cli.terminal import AllOption, ready, say
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.terminal import TABLE_ROWS, be_verbose, escape_name, first_of, is_verbose, plural
@@ -45,11 +45,12 @@ def report(
     serve: Annotated[
         bool, typer.Option("--serve", help="Show the page on http://127.0.0.1, refreshed while the run goes on.")
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for --serve; 0 takes a free one.")] = 0,
+    port: PortOption = 0,
     cluster: Annotated[
-        str | None, typer.Option(help="Machines of the run, INSTANCE:N: shows its plan and dollars beside actual.")
+        str | None,
+        typer.Option(metavar="INSTANCE:N", help="Machines of the run: shows its plan and dollars beside actual."),
     ] = None,
-    price: Annotated[str | None, typer.Option(help="Kind of price, as for hlat plan.")] = None,
+    price: PriceOption = None,
     hardware: HardwareOption = None,
 ) -> None:
     """Write what happened in a run, finished or not, as one HTML page that needs no network."""

@@ -42,7 +42,7 @@ LOG_ENV = "HLAT_LOG"
 
 QuietOption = Annotated[
     bool,
-    typer.Option("--quiet", "-q", help="Print warnings and the end only, as tracking.console=warnings."),
+    typer.Option("--quiet", "-q", help="Print warnings and the end only, no progress."),
 ]
 AllOption = Annotated[bool, typer.Option("--verbose", "-v", help="List everything, not only the first of many.")]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say what was measured and decided, too.")]

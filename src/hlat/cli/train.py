@@ -1,7 +1,7 @@
 """``hlat train``, ``hlat compile`` and ``hlat sweep``: a run of a recipe, its code compiled before, or many runs.
 
 train    recipe -> supervisor -> one process or several, on one host or several;  a worker -> _work -> hlat.training
-compile  recipe -> processes as those of the run -> the compilers' cache, an archive for other machines (--from)
+compile  recipe -> processes as those of the run -> the compilers' cache, an archive for other machines (--unpack)
 sweep    recipe, values of some fields -> a run for every combination, here or as elements of a job array
 """
 
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hlat.cli.options import RANGE, DryRunOption, JsonOption, NodeOption, SbatchOption
 from hlat.cli.terminal import (
     LOG_ENV,
     OpeningLine,
@@ -60,7 +61,7 @@ def train(
     nproc: Annotated[
         str | None,
         typer.Option(
-            metavar="N or MIN:MAX",
+            metavar=RANGE,
             help="Number of processes on this machine, such as one per accelerator; default: one. "
             "MIN:MAX begins with MAX and goes on with fewer where one is lost again and again.",
         ),
@@ -68,15 +69,12 @@ def train(
     nodes: Annotated[
         str | None,
         typer.Option(
-            metavar="N or MIN:MAX",
+            metavar=RANGE,
             help="Number of hosts: the same command runs on each, with its own --node, and a run.dir that all share. "
             "MIN:MAX goes on without hosts that are lost, and takes them back.",
         ),
     ] = None,
-    node: Annotated[
-        int | None,
-        typer.Option(min=0, help="Number of this host, from 0; default: that of Slurm, Kubernetes or torchrun."),
-    ] = None,
+    node: NodeOption = None,
     address: Annotated[
         str | None,
         typer.Option(help="Address of this host for the others, on which alone it listens; default: of its name."),
@@ -226,30 +224,28 @@ def compile_recipe(
     device: Annotated[
         str | None, typer.Option(help="Device type, as in neuron; default: run.device of the recipe.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Archive to write, for other machines like this one.")] = None,
-    source: Annotated[
-        Path | None, typer.Option("--from", help="Fill the cache from this archive instead of compiling.")
-    ] = None,
+    to: Annotated[Path | None, typer.Option(help="Archive to write, for other machines like this one.")] = None,
+    unpack: Annotated[Path | None, typer.Option(help="Fill the cache from this archive instead of compiling.")] = None,
 ) -> None:
     """Compile the code of a run before it starts, for training and validation, into the compilers' cache."""
     from hlat.launch import CompileJob, is_worker, join_slurm_job, refuse_worker
 
     job = CompileJob(recipe, (*(overrides or ()), *(() if device is None else (f"run.device={device}",))))
-    if source is not None:
-        if out is not None or nproc is not None:
-            raise LaunchError("--from fills the cache from an archive: it takes neither --out nor --nproc.")
+    if unpack is not None:
+        if to is not None or nproc is not None:
+            raise LaunchError("--unpack fills the cache from an archive: it takes neither --to nor --nproc.")
         ready(works=True)
-        _say_cache(job.unpack(source), f"unpacked {source}")
+        _say_cache(job.unpack(unpack), f"unpacked {unpack}")
         return
     join_slurm_job(nproc)
     if nproc is not None and nproc > 1:
         refuse_worker(nproc)
     elif is_worker():
-        if out is not None:
-            raise LaunchError("--out packs what the processes of one machine compile: use --nproc N, without torchrun.")
+        if to is not None:
+            raise LaunchError("--to packs what the processes of one machine compile: use --nproc N, without torchrun.")
         _compile_here(job)
         return
-    raise typer.Exit(_fill_cache(job, nproc or 1, out))
+    raise typer.Exit(_fill_cache(job, nproc or 1, to))
 
 
 def _fill_cache(job: "CompileJob", nproc: int, out: Path | None) -> int:
@@ -264,7 +260,7 @@ def _fill_cache(job: "CompileJob", nproc: int, out: Path | None) -> int:
         return failed.outcome.exit_code
     _say_cache(filled, "compiled")
     if out is not None:
-        say(f"archive {out}; on other machines: hlat compile {job.recipe} --from {out.name}")
+        say(f"archive {out}; on other machines: hlat compile {job.recipe} --unpack {out.name}")
     return 0
 
 
@@ -302,18 +298,13 @@ def sweep(
     show: Annotated[
         bool, typer.Option("--list", help="Train nothing: show the runs, and what they have reached.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    as_json: JsonOption = False,
     slurm: Annotated[bool, typer.Option("--slurm", help="Submit a job array, an element for each run.")] = False,
     at_once: Annotated[
         int | None, typer.Option(min=1, help="With --slurm: runs at the same time; default: as many as Slurm starts.")
     ] = None,
-    sbatch: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="--OPTION=VALUE", help="With --slurm: option of sbatch, as in --sbatch=--time=2:00:00; repeatable."
-        ),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --slurm: print the script, submit nothing.")] = False,
+    sbatch: SbatchOption = None,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Train a recipe with several values of some fields. The same command again goes on where it stopped."""
     from hlat.launch import parse_nproc

@@ -125,7 +125,7 @@ def opened(path: Path) -> Iterator[tuple[Manifest, tarfile.TarFile]]:
     except (tarfile.TarError, EOFError) as error:
         raise LaunchError(f"{path}: no complete archive of compiled code: {error}. Copy or make it again.") from error
     except OSError as error:
-        made = " `hlat compile RECIPE --out FILE` writes one." if isinstance(error, FileNotFoundError) else ""
+        made = " `hlat compile RECIPE --to FILE` writes one." if isinstance(error, FileNotFoundError) else ""
         raise StorageError(f"{error.filename or path}: {error.strerror or error}.{made}") from error
 
 
@@ -133,7 +133,7 @@ def _read_manifest(path: Path, archive: tarfile.TarFile) -> Manifest:
     member = archive.next()
     # The manifest comes first, and is read before anything else is trusted.
     if member is None or member.name != _MANIFEST or not member.isreg() or member.size > _LARGEST_MANIFEST:
-        raise LaunchError(f"{path}: no archive of compiled code. `hlat compile RECIPE --out FILE` writes one.")
+        raise LaunchError(f"{path}: no archive of compiled code. `hlat compile RECIPE --to FILE` writes one.")
     content = archive.extractfile(member)
     assert content is not None, "a regular file"
     try:
@@ -297,7 +297,7 @@ def _check_versions(archive: Path, manifest: Manifest, device_type: str, here: M
         f"{ours.get(name) or 'none'} here"
         for name in names
     ]
-    remedy = "Nothing was unpacked. Compile on a machine like this one: `hlat compile RECIPE --out FILE`."
+    remedy = "Nothing was unpacked. Compile on a machine like this one: `hlat compile RECIPE --to FILE`."
     raise LaunchError("\n".join([f"{archive}: compiled for something else:", *lines, remedy]))
 
 

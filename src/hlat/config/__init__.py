@@ -26,10 +26,10 @@ __getattr__ = lazily(
     __name__,
     {
         "errors": "Fix Problem RecipeError short size_problem",
-        "explanations": "field_called names_near",
+        "explanations": "field_called",
         "layout_checks": "CHECKS Check TracedValues Values divisors holds",
         "load": "load_recipe model_section numbers_with_units parse_recipe",
-        "model_base": "PRESETS model_differences preset_called",
+        "model_base": "PRESETS model_differences near_presets preset_called",
         "model_files": "hf_to_model",
         "notes": "SettingNote odd_settings recipe_notes",
         "nxdt": "recipe_from_nxdt",
@@ -38,7 +38,7 @@ __getattr__ = lazily(
         "sections.base": "OwnPart Section",
         "sections.data": "DataConfig",
         "sections.model": (
-            "ARCHITECTURES LinearScaling Llama3Scaling ModelConfig RopeConfig architecture_entry exported_family "
+            "ARCHITECTURES HF_NAMES LinearScaling Llama3Scaling ModelConfig RopeConfig architecture_entry exported_family "
             "written_fields"
         ),
         "sections.operation": "AnomalyConfig CheckpointConfig FaultConfig RecoveryConfig TrackingConfig refuse_faults",

@@ -20,64 +20,89 @@ from pydantic_core import ErrorDetails
 from hlat.config.errors import Problem, short
 from hlat.config.recipe import Recipe
 from hlat.config.sections.base import Section
+from hlat.config.sections.model import HF_NAMES
 from hlat.config.sections.training import OWN
 from hlat.runtime.backend.table import OTHER_DEVICE_NAMES
-from hlat.runtime.terminal import NAMED, VERBOSE_ENV, is_verbose
 
 _NAMES_ELSEWHERE = {
     # what is meant here: the names of other programs
-    "optimizer.lr": "learning_rate max_lr",
-    "schedule.min_ratio, a share of optimizer.lr": "min_lr",
+    "optimizer.kind": "optim optimizer_type optimizer_name",
+    "optimizer.lr": "learning_rate max_lr peak_lr base_lr matrix_lr embedding_lr unembedding_lr",
+    "schedule.min_ratio, a share of optimizer.lr": "min_lr final_lr_frac",
     "optimizer.weight_decay": "weight_decay_rate",
     "optimizer.betas, a list of two": "beta1 beta2 adam_beta1 adam_beta2",
     "optimizer.eps": "adam_epsilon",
-    "optimizer.clip_norm": "grad_clip clip_grad max_grad_norm gradient_clip_val max_norm",
-    "schedule.kind": "lr_scheduler_type lr_scheduler",
+    "optimizer.clip_norm": "grad_clip clip_grad clip_grad_norm max_grad_norm gradient_clip_val max_norm",
+    "schedule.kind": "lr_scheduler_type lr_scheduler lr_decay_style decay_type",
     "schedule.warmup_steps": "warmup_iters lr_warmup_steps warmup",
+    "schedule.warmup_steps, a number of steps": "warmup_ratio warmup_fraction",
+    "schedule.decay_fraction, with schedule.kind=wsd": "decay_ratio warmdown_ratio",
     "batch.global_batch (sequences per step) and batch.micro_batch (sequences per pass)": "batch_size",
     "batch.global_batch": "global_batch_size train_batch_size",
-    "batch.micro_batch": "micro_batch_size per_device_train_batch_size local_batch_size",
+    "batch.global_batch, in sequences of data.sequence_length tokens": "total_batch_size",
+    "batch.micro_batch": "micro_batch_size per_device_train_batch_size local_batch_size device_batch_size",
     "batch.global_batch: a step accumulates until it is reached": "gradient_accumulation_steps accumulate_grad_batches",
-    "training.steps": "max_steps max_iters train_iters",
+    "training.steps": "max_steps max_iters train_iters num_iterations num_steps total_steps",
     "training.steps or training.tokens; passes over the text follow from them": "num_train_epochs num_epochs epochs",
-    "training.tokens": "max_tokens",
-    "training.log_every": "logging_steps log_interval",
-    "model.layers": "num_layers n_layer n_layers num_hidden_layers",
+    "training.tokens": "max_tokens train_tokens total_tokens",
+    "training.log_every": "logging_steps log_interval log_freq log_every_n_steps",
+    "model.layers": "num_layers n_layer n_layers depth",
     "model.hidden_size": "n_embd dim d_model hidden_dim",
     "model.intermediate_size": "ffn_hidden_size ffn_dim",
-    "model.heads": "num_attention_heads num_heads n_head n_heads",
-    "model.kv_heads": "num_key_value_heads num_query_groups n_kv_heads",
-    "model.max_sequence_length": "max_position_embeddings",
-    "model.norm_eps": "rms_norm_eps",
-    "model.init_std": "initializer_range",
-    "model.tie_embeddings": "tie_word_embeddings",
-    "model.rope.theta": "rope_theta",
-    "model.rope.scaling": "rope_scaling",
-    "model.preset, or model.from for a model that exists": "model_name",
+    "model.heads": "num_heads n_head n_heads",
+    "model.kv_heads": "num_query_groups n_kv_heads n_kv_head",
+    "model.rope.scaling": "rope_scaling rope_parameters",
+    "model.preset, or model.from for a model that exists": "model_name flavor",
     "model.from": "model_name_or_path pretrained_model_name_or_path base_model",
     "data.sequence_length": "seq_length seq_len block_size context_length max_seq_length max_seq_len",
     "data.path": "dataset dataset_name dataset_path train_file",
+    "data.workers": "num_workers dataloader_num_workers",
     "data.tokenizer.path": "tokenizer_path tokenizer_name",
-    "run.dir": "output_dir out_dir save_dir",
+    "run.dir": "output_dir out_dir save_dir logging_dir dump_folder",
     "run.name": "run_name experiment_name",
-    "checkpoint.every_steps": "save_steps save_interval",
-    "checkpoint.keep_last": "save_total_limit",
+    "checkpoint.every_steps": "save_steps save_interval save_every save_strategy",
+    "checkpoint.keep_last": "save_total_limit keep_latest_k",
     "the same command, which resumes by itself": "resume_from_checkpoint resume",
-    "evaluation.every_steps": "eval_steps eval_interval",
+    "evaluation.every_steps": "eval_steps eval_interval eval_every eval_strategy evaluation_strategy",
     "precision.mode": "dtype torch_dtype",
     "precision.mode=mixed": "mixed_precision bf16",
     "precision.mode=mixed, which is bfloat16": "fp16",
+    "precision.mode=fp8": "fp8 float8",
     "memory.activation_checkpointing": "gradient_checkpointing",
-    "parallel.tensor": "tensor_parallel_size tensor_model_parallel_size tp",
-    "parallel.pipeline": "pipeline_parallel_size pipeline_model_parallel_size pp",
-    "parallel.context": "context_parallel_size cp",
-    "parallel.zero": "zero_stage",
+    "run.compile": "torch_compile",
+    "parallel.tensor": "tensor_parallel_size tensor_model_parallel_size tensor_parallel_degree tp",
+    "parallel.pipeline": "pipeline_parallel_size pipeline_model_parallel_size pipeline_parallel_degree pp",
+    "parallel.context": "context_parallel_size context_parallel_degree cp",
+    "parallel.zero": "zero_stage fsdp deepspeed data_parallel_shard_degree",
+    "parallel.replicas": "data_parallel_replicate_degree",
+    "tracking.wandb, tracking.mlflow or tracking.trackio": "report_to enable_wandb wandb_project",
     "--nproc of hlat train: what is left of the processes shares the batch": "data_parallel_size dp",
     "--nproc of hlat train": "gpus num_gpus devices nproc_per_node",
     "--nodes of hlat train": "num_nodes nnodes",
 }
-FIELDS = {name: meant for meant, names in _NAMES_ELSEWHERE.items() for name in names.split()}
+FIELDS = {name: meant for meant, names in _NAMES_ELSEWHERE.items() for name in names.split()} | {
+    name: f"model.{field}" for name, field in HF_NAMES.items()
+}
 """What a name of another program is called here: a field, or an option of ``hlat train``, with a note where needed."""
+
+_SECTIONS_ELSEWHERE = {
+    # section here: the names of other programs
+    "run": "job experiment project",
+    "model": "model_args model_config network",
+    "data": "dataset datasets corpus dataloader data_args",
+    "batch": "batches batching",
+    "optimizer": "optim optimiser opt",
+    "schedule": "scheduler lr_scheduler lr_schedule",
+    "training": "train trainer training_args training_arguments",
+    "evaluation": "eval evaluate",
+    "checkpoint": "checkpoints checkpointing ckpt",
+    "parallel": "parallelism distributed dist",
+    "memory": "activation_checkpoint",
+    "tracking": "metrics logging logger",
+    "recovery": "fault_tolerance",
+}
+SECTIONS = {name: meant for meant, names in _SECTIONS_ELSEWHERE.items() for name in names.split()}
+"""What a section of another program is called here."""
 
 FIELDS_OF_SECTION = {
     ("parallel", "data"): FIELDS["data_parallel_size"],
@@ -159,6 +184,8 @@ _COMMA = re.compile(r"[-+]?\d+,\d+")
 _TYPOGRAPHIC = "\u201c\u201d\u201e\u2018\u2019"
 FIELD_LIST = "Fields here"
 """How a list of the fields that there are begins."""
+_NAMED_FIELDS = 3
+_FIRST_FIELD = re.compile(r"\w+(\.\w+)+")  # without a note
 _LONGEST_NAME = 100  # characters; a longer name is no misspelling of a field
 
 
@@ -168,7 +195,8 @@ def explain(detail: ErrorDetails) -> Problem:
     if detail["type"] in ("kind", "union_tag_invalid", "union_tag_not_found"):
         return _wrong_kind(path, detail)
     if detail["type"] == "extra_forbidden":
-        return Problem(path, "there is no such field.", _where_meant(detail["loc"]))
+        meant = _section_meant(detail["loc"], detail["input"]) or _where_meant(detail["loc"])
+        return Problem(path, "there is no such field.", meant)
     if detail["type"] == "missing":
         return Problem(path, "is required.", _description(detail["loc"]))
     value, reason = detail["input"], _reason(detail)
@@ -199,12 +227,21 @@ def suggestion(name: str, known: typing.Iterable[str]) -> str:
     return f"Did you mean {close[0]!r}? " if close else ""
 
 
-def names_near(name: str, known: typing.Collection[str]) -> str:
-    """Return a sentence with the three known names that are nearest, and how to list all."""
-    if is_verbose() or len(known) <= NAMED:
-        return f"Known: {', '.join(known)}."
-    near = difflib.get_close_matches(name[:_LONGEST_NAME].lower().rpartition("/")[2], known, n=NAMED, cutoff=0.0)
-    return f"The nearest are {', '.join(near)}; {VERBOSE_ENV}=1 before the command lists all {len(known)}."
+def _section_meant(location: tuple[int | str, ...], value: Any) -> str:
+    """Say what a section of another program is called here, and some of its fields; empty if it is none."""
+    name = str(location[-1])
+    if len(location) > 1 or name not in SECTIONS or (name in FIELDS and not isinstance(value, dict)):
+        return ""
+    written = [_field_in(SECTIONS[name], str(key)) for key in (value if isinstance(value, dict) else ())]
+    known = [each for each in written if each][:_NAMED_FIELDS]
+    return f"Here it is {SECTIONS[name]}{': write ' if known else ''}{', '.join(known)}."
+
+
+def _field_in(section: str, name: str) -> str:
+    """Return the field that a name within a section of another program stands for; empty if that is not known."""
+    own = any(name in each.model_fields for each in _sections_at((section,)))
+    found = _FIRST_FIELD.match(f"{section}.{name}" if own else field_called(name) or "")
+    return found[0] if found else ""
 
 
 def _where_meant(location: tuple[int | str, ...]) -> str:
@@ -218,19 +255,30 @@ def _where_meant(location: tuple[int | str, ...]) -> str:
         return "It holds a no-break space (U+00A0), as text of web pages does: write an ordinary blank instead."
     if name.isdigit():
         return f"Is it half of a number with a comma? Write a dot, as in 0.{name}."
-    owners = [path for path in _PATHS if path.rpartition(".")[2] == name]
-    if owners and above != (place := min(owners, key=lambda path: path.count(".")).rpartition(".")[0]):
-        return f"It is a field of {place}: write {place}.{name}, or indent it below {place}."
+    if places := [place for place in _owners(name) if place != above]:
+        return _as_field_of(places, name)
     if (meant := FIELDS.get(name)) is not None:
         return f"Here it is {meant}."
     return (suggestion(name, known) or f"{FIELD_LIST}: {', '.join(known)}.").rstrip()
 
 
+def _as_field_of(places: list[str], name: str) -> str:
+    if len(places) == 1:
+        return f"It is a field of {places[0]}: write {places[0]}.{name}, or indent it below {places[0]}."
+    shown = [f"{place}.{name}" for place in places]
+    return f"It is a field of several sections: write {', '.join(shown[:-1])} or {shown[-1]}."
+
+
 def field_called(name: str) -> str | None:
     """Return the dotted field or the option of ``hlat train`` that a name stands for, here or in another program."""
-    # Of several sections with such a field, the outermost is meant: the name was given without a section.
-    own = [path for path in _PATHS if path.rpartition(".")[2] == name]
-    return min(own, key=lambda path: path.count(".")) if own else FIELDS.get(name)
+    return f"{owners[0]}.{name}" if (owners := _owners(name)) else FIELDS.get(name)
+
+
+def _owners(name: str) -> list[str]:
+    """Return the sections that have a field of this name, the outermost ones: the name was given without a section."""
+    found = [path.rpartition(".")[0] for path in _PATHS if path.rpartition(".")[2] == name]
+    outermost = min((place.count(".") for place in found), default=0)
+    return list(dict.fromkeys(place for place in found if place.count(".") == outermost))
 
 
 def _field_paths(section: type[Section], prefix: str = "") -> Iterator[str]:
@@ -266,7 +314,10 @@ def _as_section(path: str, value: Any) -> str:
     if path not in MAIN_FIELDS or not isinstance(value, str | int | float):
         return ""
     written = short(value).strip(chr(39))
-    hint = f"Write {path.rpartition('.')[2]}: {{{MAIN_FIELDS[path]}: {written}}}."
+    # A name stands for one of several kinds, as in optimizer: adamw.
+    has_kinds = any("kind" in each.model_fields for each in _sections_at(tuple(path.split("."))))
+    main = "kind" if has_kinds and isinstance(value, str) else MAIN_FIELDS[path]
+    hint = f"Write {path.rpartition('.')[2]}: {{{main}: {written}}}."
     if path == "data.tokenizer" and "/" not in written and not Path(written).exists():
         hint = (
             "Write data.tokenizer.path=FILE_OR_FOLDER, or the id of a model of the Hugging Face Hub, which has an "

@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from hlat.config.compatible import compatible_defaults
 from hlat.config.errors import Problem, RecipeError, plain_content, size_problem
-from hlat.config.explanations import FIELD_LIST, dotted_path, explain, explain_none, names_near, suggestion
+from hlat.config.explanations import FIELD_LIST, dotted_path, explain, explain_none
 from hlat.config.layout_checks import Values
-from hlat.config.model_base import BASES, PRESETS, expand_model, read_hf_config
+from hlat.config.model_base import BASES, PRESETS, expand_model, near_presets, read_hf_config
 from hlat.config.own_parts import search_beside
 from hlat.config.recipe import Recipe
 from hlat.config.recipe_rules import broken_rules, model_problems
 from hlat.config.sections.data import DataConfig
-from hlat.config.sections.model import ModelConfig
+from hlat.config.sections.model import HF_NAMES, ModelConfig
 from hlat.config.yaml_files import apply_overrides, find_recipe, read_file
 from hlat.runtime.quantities import QuantityError, parse_length
 from hlat.runtime.storage.hub import HubModel
@@ -85,7 +86,7 @@ def model_section(name: str) -> ModelConfig:
     if name in PRESETS:
         return ModelConfig.model_validate({**PRESETS[name], "preset": name})
     if not Path(name).exists() and HubModel.parse(name) is None:
-        remedy = f"{suggestion(name, PRESETS)}{names_near(name, PRESETS)} Or give the path of a config.json."
+        remedy = f"The nearest presets are {near_presets(name)}; or give the path of a config.json."
         raise RecipeError([Problem("model", "there is no such preset or file.", remedy, name, True)])
     config = ModelConfig.model_validate(read_hf_config(name))
     if problems := model_problems(config):
@@ -97,6 +98,8 @@ def _parse(content: dict[str, Any], problems: list[Problem], source: str, world:
     if (too_large := size_problem(content)) is not None:
         raise RecipeError([*problems, Problem("the recipe", too_large)], source)
     content, content_problems = plain_content(content)
+    content, both = _without_second_names(content)
+    content_problems += both
     # Before pydantic, which would only say that a text is no number.
     content_problems += explain_none(content)
     refused = {problem.path for problem in content_problems}
@@ -121,6 +124,8 @@ def _parse(content: dict[str, Any], problems: list[Problem], source: str, world:
             # A config.json of Hugging Face: its fields are no mistakes in a recipe.
             is_other_file = "model_type" in content
             found = [detail for detail in found if content and not is_other_file and detail["type"] != "missing"]
+        found, lacking = _without_model_sizes(found, content.get("model"))
+        problems.extend(lacking)
         problems.extend(_each_remedy_once(explain(detail) for detail in found[:_EXPLAINED]))
     # Field errors must not hide rule errors: the rules run on whatever is valid.
     values = Values(_valid_values(Recipe, content))
@@ -140,6 +145,32 @@ def _parse(content: dict[str, Any], problems: list[Problem], source: str, world:
         raise RecipeError(sorted(problems, key=_section_order), source, _valid_sections(content))
     assert recipe is not None, "a recipe without problems has been validated"
     return recipe.having(others, given=False)
+
+
+def _without_second_names(content: dict[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """Leave out names of Hugging Face in the model section whose field has another value, a problem each."""
+    model = content.get("model")
+    both = [name for name in HF_NAMES if isinstance(model, dict) and name in model]
+    if not both or not isinstance(model, dict):
+        return content, []
+    problems = [
+        Problem(
+            f"model.{name}", f"is model.{HF_NAMES[name]} here, which has another value.", "Keep one.", model[name], True
+        )
+        for name in both
+    ]
+    return {**content, "model": {name: value for name, value in model.items() if name not in both}}, problems
+
+
+def _without_model_sizes(found: list[ErrorDetails], model: Any) -> tuple[list[ErrorDetails], list[Problem]]:
+    """Report a model without sizes in one problem that names presets, instead of a line for each size."""
+    absent = [detail for detail in found if detail["type"] == "missing" and detail["loc"][0] == "model"]
+    names = [str(detail["loc"][1]) for detail in absent if len(detail["loc"]) == 2]
+    if len(names) == 1 or not absent:  # one that was forgotten: its own description says more
+        return found, []
+    reason = f"lacks {', '.join(names[:-1])} and {names[-1]}." if names else "is required."
+    remedy = f"Take the sizes of a preset, as in model.preset={near_presets(model)}{', or give them' if names else ''}."
+    return [detail for detail in found if detail not in absent], [Problem("model", reason, remedy)]
 
 
 def _no_recipe(content: dict[str, Any], source: str) -> Problem:

@@ -10,14 +10,15 @@ What the section gives itself lies above. ``from`` is resolved here, as ``includ
 that results has the three fields it stands for.
 """
 
+import difflib
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 from hlat.config.errors import Problem, RecipeError
-from hlat.config.explanations import names_near, suggestion
 from hlat.config.model_files import ModelFolder, hf_to_model, read_config_json, read_model_folder
-from hlat.config.sections.model import ModelConfig, with_fixed_options
+from hlat.config.sections.model import WIDEST, ModelConfig, with_fixed_options
 from hlat.config.yaml_files import merge
 from hlat.runtime.storage.hub import CONFIG_FILES, TOKENIZER_FILES, HubModel
 
@@ -144,6 +145,28 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tiny-125m": _preset(12, 768, 2048, 12, 4, 32000),
 }
 
+_USUAL = ("tiny-10m", "llama-3.2-1b", "llama-3-8b")
+_COMPARED_SIZES = ("vocab_size", "layers", "hidden_size", "intermediate_size", "heads", "kv_heads")
+_LONGEST_NAME = 100  # characters of a name that is compared
+
+
+def near_presets(model: Any) -> str:
+    """Name three presets, as a clause: nearest to a name or to the numbers of a section; the usual ones for neither."""
+    sizes = {name: model[name] for name in _COMPARED_SIZES if isinstance(model, dict) and _is_size(model.get(name))}
+    if isinstance(model, str) and model:
+        names = difflib.get_close_matches(model.lower()[:_LONGEST_NAME], PRESETS, n=3, cutoff=0.0)
+    elif sizes:
+        # By ratio: twice as large is as far as half.
+        names = sorted(PRESETS, key=lambda name: sum(abs(math.log(PRESETS[name][k] / n)) for k, n in sizes.items()))[:3]
+    else:
+        names = list(_USUAL)
+    return f"{', '.join(names[:-1])} or {names[-1]} (hlat recipe presets lists all)"
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= WIDEST
+
+
 _COPY_SUFFIX = re.compile(r"-(?:hf|base|instruct|chat)$")
 # The version of a release that has the numbers of the preset; others differ: see mistral-7b above, and the first
 # TinyLlama-1.1B-Chat versions, v0.1 to v0.6, of which some have more tokens.
@@ -232,7 +255,7 @@ def _numbers(model: dict[str, Any]) -> dict[str, Any]:
     if preset is None:
         return {} if hf_config is None else read_hf_config(hf_config)
     if not isinstance(preset, str) or preset not in PRESETS:
-        remedy = f"{suggestion(str(preset), PRESETS)}{names_near(str(preset), PRESETS)}"
+        remedy = f"The nearest are {near_presets(preset)}."
         raise RecipeError([Problem("model.preset", "there is no such preset.", remedy, preset, True)])
     return PRESETS[preset]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hlat.config.errors import Problem, RecipeError, size_problem
-from hlat.config.sections.model import ARCHITECTURES, MOST_LAYERS, MOST_TOKENS, WIDEST, ArchitectureEntry
+from hlat.config.sections.model import ARCHITECTURES, HF_NAMES, MOST_LAYERS, MOST_TOKENS, WIDEST, ArchitectureEntry
 from hlat.runtime.storage.local_files import read_small_file
 from hlat.runtime.terminal import plural
 
@@ -48,13 +48,10 @@ _MOST_BY_SETTING = {
     "original_max_position_embeddings": MOST_TOKENS,
 }
 _SIZES = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "num_hidden_layers": "layers",
-    "num_attention_heads": "heads",
+    name: HF_NAMES.get(name, name)
+    for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 }
-_OPTIONAL_SIZES = {"head_dim": "head_dim", "max_position_embeddings": "max_sequence_length"}
+_OPTIONAL_SIZES = {name: HF_NAMES.get(name, name) for name in ("head_dim", "max_position_embeddings")}
 _FULL_ATTENTION, _SLIDING_ATTENTION = "full_attention", "sliding_attention"
 _ATTENTION_KINDS = {
     "attention": _FULL_ATTENTION,

@@ -311,7 +311,7 @@ def recipe_from_nxdt(path: str | Path, overrides: Sequence[str] = (), model: str
     Raises:
         RecipeError: the file is not an NxDT configuration, or describes a run that hlat cannot do; lists everything.
     """
-    settings = dict(_settings(resolve_interpolations(read_file(Path(path))), ""))
+    settings = dict(_settings(resolve_interpolations(read_file(Path(path), names=dict)), ""))
     # Names that any YAML file may have do not make it one of NxDT.
     if not {key.partition(".")[0] for key in settings} & (_SECTIONS - {"name", "data", "model", "precision"}):
         remedy = "NxDT's have trainer, exp_manager and distributed_strategy."

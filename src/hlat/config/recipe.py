@@ -28,7 +28,7 @@ from hlat.config.errors import Problem, RecipeError
 from hlat.config.own_parts import TASKS
 from hlat.config.sections.base import ComponentSection, OwnPart, Section
 from hlat.config.sections.data import DataConfig
-from hlat.config.sections.model import ModelConfig
+from hlat.config.sections.model import HF_NAMES, ModelConfig
 from hlat.config.sections.operation import (
     AnomalyConfig,
     CheckpointConfig,
@@ -289,6 +289,8 @@ def recipe_schema() -> dict[str, Any]:
         "numbers in this section, for checkpoint.init_from and for data.tokenizer.path.",
         "anyOf": [{"type": "string"}, {"type": "null"}],
     }
+    # Names of Hugging Face are accepted, and not proposed.
+    schema["$defs"]["ModelConfig"]["patternProperties"] = {f"^({'|'.join(HF_NAMES)})$": {}}
     return schema
 
 

@@ -12,7 +12,7 @@ Mappings merge key by key, everything else replaces. Relative includes start at 
 import difflib
 import itertools
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from hlat.config.errors import Problem, RecipeError, short, size_problem
+from hlat.config.sections.model import HF_NAMES
 from hlat.runtime.storage.local_files import read_small_file
 
 _SHOWN_CHARACTERS = 100  # characters of a line that a message repeats
@@ -215,9 +216,28 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """Read a recipe file and merge its includes; RecipeError if one is unreadable, no mapping, or in a cycle."""
-    return _read_with_includes(path, (), {})
+def with_own_names(content: dict[str, Any]) -> dict[str, Any]:
+    """Rename Hugging Face's names in the model section; those stay whose field is given too, with another value."""
+    model = content.get("model")
+    given_names = [name for name in HF_NAMES if isinstance(model, dict) and name in model]
+    for name in given_names:
+        field, _, below = HF_NAMES[name].partition(".")
+        value = {below: model[name]} if below else model[name]
+        given = model.get(field, {} if below else value)
+        if isinstance(given, dict) and below and given.get(below, model[name]) == model[name]:
+            value = given | value
+        elif given != value:
+            continue
+        model = {other: kept for other, kept in model.items() if other != name} | {field: value}
+    return {**content, "model": model} if given_names else content
+
+
+def read_file(path: Path, names: Callable[[dict[str, Any]], dict[str, Any]] = with_own_names) -> dict[str, Any]:
+    """Read a recipe file and merge its includes; RecipeError if one is unreadable, no mapping, or in a cycle.
+
+    ``names`` is applied to each file before they are merged.
+    """
+    return _read_with_includes(path, (), {}, names)
 
 
 def _is_cut(text: str) -> bool:
@@ -225,7 +245,12 @@ def _is_cut(text: str) -> bool:
     return any(text.count(begin) > text.count(end) for begin, end in ("{}", "[]"))
 
 
-def _read_with_includes(path: Path, including: tuple[Path, ...], known: dict[Path, dict[str, Any]]) -> dict[str, Any]:
+def _read_with_includes(
+    path: Path,
+    including: tuple[Path, ...],
+    known: dict[Path, dict[str, Any]],
+    names: Callable[[dict[str, Any]], dict[str, Any]],
+) -> dict[str, Any]:
     """Read a file with its includes; ``known`` caches files, since two may include the same one."""
     try:
         here = path.resolve()
@@ -251,16 +276,17 @@ def _read_with_includes(path: Path, including: tuple[Path, ...], known: dict[Pat
         raise RecipeError([Problem(str(path), "is not a mapping of sections.", remedy)])
     if (too_large := size_problem(content)) is not None:
         raise RecipeError([Problem(str(path), too_large)])
+    content = names(content)
     includes = content.pop("include", [])
-    names = [includes] if isinstance(includes, str) else includes
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    bases = [includes] if isinstance(includes, str) else includes
+    if not isinstance(bases, list) or not all(isinstance(name, str) for name in bases):
         raise RecipeError([Problem("include", "is not a file name or a list of them.", "", includes, True)], str(path))
-    if names and len(including) == _DEEPEST_INCLUDE:
+    if bases and len(including) == _DEEPEST_INCLUDE:
         raise RecipeError([Problem(str(path), f"is included over {_DEEPEST_INCLUDE} files, and includes another.")])
     # Included files lie underneath, the later ones above the earlier.
     base: dict[str, Any] = {}
-    for name in names:
-        base = merge(base, _read_with_includes(path.parent / name, (*including, here), known))
+    for name in bases:
+        base = merge(base, _read_with_includes(path.parent / name, (*including, here), known, names))
     known[here] = merge(base, content)
     return known[here]
 
@@ -270,7 +296,7 @@ def apply_overrides(content: dict[str, Any], overrides: Iterable[str]) -> tuple[
 
     Elements of a list are addressed by index, and ``-`` is one more at its end. A backslash keeps a dot in a name.
     """
-    problems = []
+    content, problems = with_own_names(content), list[Problem]()
     given = list(overrides)
     if "=" in given:  # the shell has made three words of it
         at = given.index("=")
@@ -280,13 +306,15 @@ def apply_overrides(content: dict[str, Any], overrides: Iterable[str]) -> tuple[
     for override in given:
         path, equals, text = override.partition("=")
         keys = [key.replace("\\.", ".") for key in _DOT.split(path)]
+        if keys[0] == "model" and len(keys) == 2:
+            keys = ["model", *HF_NAMES.get(keys[1], keys[1]).split(".")]
         if not equals or not all(keys):
             example = override.replace(":", "=", 1) if not equals and ":" in override else "training.steps=100"
             remedy = f"Write section.field=value, as in {example}."
             problems.append(Problem(override, "is not an override.", remedy))
             continue
         try:
-            content = _put_value(content, keys, _override_value(text))
+            content = with_own_names(_put_value(content, keys, _override_value(text)))
         except YamlError as error:
             remedy = f"Put it in quotes for the shell: '{path}={text} ...'." if _is_cut(text) else ""
             reason = "ends within braces or brackets." if remedy else f"is not valid YAML: {error}."

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "corpus_files": "list_files",
+        "corpus_files": "file_ending is_read list_files",
+        "source_listing": "find_files",
         "formats.base": "WHOLE_FILE",
         "formats.registry": "own_format",
         "formats.rows": "InputFile Row",

@@ -16,6 +16,7 @@ tokens with text, and tokens without a tokenizer. A format whose files consist o
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -25,7 +26,8 @@ from typing import Any, NamedTuple
 from hlat.config import DataConfig
 from hlat.data.formats.base import Companion, FileFormat
 from hlat.data.formats.registry import folder_format, format_of
-from hlat.data.formats.rows import COLUMN_KINDS, ColumnKind
+from hlat.data.formats.rows import COLUMN_KINDS, TEXT_COLUMN, ColumnKind
+from hlat.data.formats.streams import COMPRESSED_ENDINGS
 from hlat.data.source_file import SourceFile, Stamp, sha256_of
 from hlat.data.source_listing import (
     FileFinding,
@@ -110,6 +112,22 @@ def path_format(path: str, column: ColumnKind, own: Sequence[str] = ()) -> FileF
         raise DataError(str(error).replace(str(name), path, 1)) from error
 
 
+def file_ending(path: str) -> str:
+    """Return the ending of a file's name as a glob has it, with that of its compression: .jsonl.zst; or nothing."""
+    suffixes = Path(url_file_name(path)).suffixes
+    is_packed = bool(suffixes) and suffixes[-1].lower() in COMPRESSED_ENDINGS
+    return "".join(suffixes[-2:] if is_packed else suffixes[-1:])
+
+
+def is_read(path: str) -> bool:
+    """Return True if hlat reads files of such a name as text or from a column of text."""
+    try:
+        return path_format(path, TEXT_COLUMN).accepts(TEXT_COLUMN)
+    except DataError:
+        return False
+
+
+_NAMED_ENDINGS = 3
 _FINISHED = "_SUCCESS"  # an empty file that jobs of Spark and Hadoop leave beside what they wrote
 
 
@@ -121,9 +139,11 @@ def one_kind(path: str, files: list[SourceFile]) -> list[SourceFile]:
     texts = [file for file in files if file.format.is_one_document]
     if texts and record is not None:
         text, other = (Path(url_file_name(file.path)) for file in (texts[0], record))
+        counts = Counter(file_ending(file.path) for file in files).most_common(_NAMED_ENDINGS)
+        globs = [f"{{path: {path.rstrip('/')}/**/*{ending}}}" for ending, _ in counts if ending]
         raise DataError(
-            f"{path}: the folder mixes text files ({text}) with {record.format.kind} files ({other}), so it "
-            f"is not clear which are the corpus. Name them with a glob such as {path.rstrip('/')}/**/*{other.suffix}"
+            f"{path}: the folder mixes text files ({text}) with {record.format.kind} files ({other}). Name those that "
+            f"are the corpus, each format a source: data.sources=[{', '.join(globs)}]. `hlat init {path}` drafts them."
         )
     return files
 

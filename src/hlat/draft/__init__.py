@@ -1,5 +1,6 @@
 """A first recipe for a folder of text and the machine at hand, with the reason of every number.
 
+sources.py   paths and mixed folders as sources of one format each
 facts.py     what the corpus and the machine are: files, column, size, tokens; devices, peak, memory
 drafting.py  model, tokens, batch and learning rate for both; the recipe as commented YAML
 """

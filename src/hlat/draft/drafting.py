@@ -21,7 +21,8 @@ from typing import Any
 
 from hlat.config import PRESETS, ModelConfig, load_recipe, load_yaml, model_section
 from hlat.data import Tokenizer, load_tokenizer
-from hlat.draft.facts import REACHED, Machine, Texts, look_at_machine, look_at_texts
+from hlat.draft.facts import REACHED, Machine, Texts, look_at_corpus, look_at_machine
+from hlat.draft.sources import left_out_line
 from hlat.model import count_parameters, flops_per_token
 from hlat.planner import (
     CHINCHILLA,
@@ -37,7 +38,7 @@ from hlat.runtime.terminal import escape_name, plural
 
 
 def draft_recipe(
-    path: str,
+    paths: Sequence[str],
     *,
     name: str,
     hours: float = 1.0,
@@ -49,7 +50,7 @@ def draft_recipe(
     """Draft a recipe for a corpus and this machine; return its text, which ``load_recipe`` has accepted.
 
     Args:
-        path: the corpus: a file, folder or glob.
+        paths: the corpus: files, folders or globs.
         name: name of the run.
         hours: time to train.
         column: column or key of the text; None tries the usual names.
@@ -62,8 +63,8 @@ def draft_recipe(
         DataError: the corpus or the tokenizer cannot be used.
         LaunchError: there is no such device.
     """
-    texts = look_at_texts(path, column)
-    given, tokenizer = _given_model(path, start, model)
+    texts = look_at_corpus(paths, column)
+    given, tokenizer = _given_model(paths[0], start, model)
     machine = look_at_machine(device)
     vocab_size = given.vocab_size if given is not None else vocabulary_for(texts.text_bytes)
     epoch = texts.tokens(vocab_size, tokenizer)
@@ -251,18 +252,35 @@ def _model_lines(sizes: Sizes, model: dict[str, str]) -> list[str]:
 
 
 def _data_lines(texts: Texts, sizes: Sizes, model: dict[str, str]) -> list[str]:
-    kinds = " and ".join(texts.kinds)
+    *first, last = texts.kinds
+    kinds = f"{', '.join(first)} and {last}" if first else last
     lines = [
         f"data:  # {plural(texts.files, f'{kinds} file')}, about {texts.text_bytes / 1e6:,.3g} MB of text and "
         f"{sizes.epoch_tokens:,} tokens (from a sample)",
-        f"  path: {_quoted(texts.path)}",
     ]
+    if texts.sources:
+        lines += ["  sources:  # mixed by their sizes; weight: N in each of them mixes otherwise"]
+        lines += [_source_line(source, texts.text_bytes) for source in texts.sources]
+    else:
+        lines.append(f"  path: {_quoted(texts.path)}")
+    if texts.left_out:
+        lines.append(left_out_line([_plain(file) for file in texts.left_out]))
     if texts.column is not None:
         lines.append(f"  text_column: {_quoted(texts.column)}")
     lines.append(f"  sequence_length: {sizes.sequence_length}")
     if "from" not in model:
         lines.append(f"  tokenizer: {{train: bpe, vocab_size: {sizes.vocab_size}}}")
     return [*lines, "  validation: {fraction: 0.01}  # whole documents; the end of a source of few documents"]
+
+
+def _source_line(source: Texts, whole: int) -> str:
+    fields = {"name": source.name, "path": source.path} | ({"text_column": source.column} if source.column else {})
+    written = ", ".join(f"{field}: {_quoted(value)}" for field, value in fields.items())
+    return f"    - {{{written}}}  # {plural(source.files, 'file')}, {source.text_bytes / whole:.1%} of the text"
+
+
+def _plain(text: str) -> str:
+    return escape_name(text).replace("\n", " ")
 
 
 def _parallel_lines(machine: Machine, sizes: Sizes) -> Sequence[list[str]]:

@@ -1,6 +1,6 @@
 """Facts that a recipe is drafted from: the corpus and the machine at hand.
 
-    path -> files -> a sample of documents -> bytes of text -> Texts: column, size, bytes that a token stands for
+    paths -> sources -> files -> a sample of documents -> Texts: column, size, bytes that a token stands for
     torch -> device type, number, peak, memory -> Machine: FLOP/s that training is assumed to reach
 
 Of the corpus nothing is read but the sample, a few megabytes spread over the files.
@@ -8,7 +8,7 @@ Of the corpus nothing is read but the sample, a few megabytes spread over the fi
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -16,6 +16,7 @@ import torch
 
 from hlat.config import DataConfig
 from hlat.data import WHOLE_FILE, InputFile, Row, SourceFile, Tokenizer, list_files, train_bpe
+from hlat.draft.sources import source_names, source_paths
 from hlat.hardware import peak_flops
 from hlat.runtime.backend.device import choose_device, has_fast_bf16
 from hlat.runtime.backend.table import backend_of
@@ -32,25 +33,45 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class Texts:
-    """A corpus, seen from a sample."""
+    """A corpus, seen from a sample; or one of its sources."""
 
-    path: str  # as data.path takes it
+    path: str  # as data.path takes it; empty for several sources
     files: int  # number
     kinds: tuple[str, ...]  # words for its kinds of files, sorted
     column: str | None  # of the text; None for formats without columns
     text_bytes: int  # UTF-8 of all text, estimated
     sample: tuple[str, ...]  # documents
+    name: str = ""  # of a source
+    sources: tuple["Texts", ...] = ()  # several; empty for a path alone
+    left_out: tuple[str, ...] = ()  # files of a mixed folder that are in no source
 
     def tokens(self, vocab_size: int, tokenizer: Tokenizer | None) -> int:
         """Estimate the tokens of the corpus by a tokenizer; None trains one of ``vocab_size`` on the sample."""
         # A tokenizer trained on the sample fits it a little too well, so the estimate is a little low.
         tokenizer = tokenizer or train_bpe(self.sample, vocab_size)
+        if self.sources:
+            return sum(source.tokens(vocab_size, tokenizer) for source in self.sources)
         sampled = sum(len(text.encode()) for text in self.sample)
         return round(self.text_bytes / sampled * sum(len(tokenizer.encode(text)) for text in self.sample))
 
 
-def look_at_texts(path: str, column: str | None = None) -> Texts:
-    """Look at a corpus: a file, folder or glob.
+def look_at_corpus(paths: Sequence[str], column: str | None = None) -> Texts:
+    """Look at a corpus: files, folders or globs, each of one format or several; see ``look_at_texts``."""
+    found, left_out = source_paths(paths)
+    if len(found) == 1:
+        return replace(look_at_texts(found[0].path, column), left_out=tuple(left_out))
+    sources = tuple(
+        replace(look_at_texts(source.path, column, len(found)), name=name)
+        for source, name in zip(found, source_names(found), strict=True)
+    )
+    files, size = sum(source.files for source in sources), sum(source.text_bytes for source in sources)
+    kinds = tuple(sorted({kind for source in sources for kind in source.kinds}))
+    sample = tuple(text for source in sources for text in source.sample)
+    return Texts("", files, kinds, None, size, sample, sources=sources, left_out=tuple(left_out))
+
+
+def look_at_texts(path: str, column: str | None = None, among: int = 1) -> Texts:
+    """Look at a file, folder or glob, which is one of so many.
 
     ``column`` is that of the text, or its key; None tries the usual names.
 
@@ -59,10 +80,10 @@ def look_at_texts(path: str, column: str | None = None) -> Texts:
     """
     with tempfile.TemporaryDirectory() as folder:  # for the cache of remote files
         files = list_files(DataConfig(path=path, text_column=column or _COLUMNS[0]), Path(folder))
-        chosen = _evenly(files, _FILES)
+        chosen = _evenly(files, max(1, _FILES // among))
         has_columns = not all(file.format.is_one_document for file in files)
         found = (column or _find_column(chosen[0])) if has_columns else None
-        samples = [_sample(file, found or "", _BYTES // len(chosen)) for file in chosen]
+        samples = [_sample(file, found or "", _BYTES // among // len(chosen)) for file in chosen]
     documents = [text for sample in samples for text in sample.documents]
     if not any(documents):
         raise DataError(f"{path}: the first documents of its files are empty, so there is nothing to train on.")
@@ -83,7 +104,7 @@ def _find_column(file: SourceFile) -> str:
         else:
             return column
     assert first is not None, "there are columns to be tried"
-    raise DataError(f"{first} Name the column of the text with --column.") from first
+    raise DataError(f"{first} Name the column of the text with --text-column.") from first
 
 
 class _Sample(NamedTuple):

@@ -154,7 +154,7 @@ def _valid_lines(segment: Path) -> Iterable[tuple[str, Any]]:
 
 def _refused(folder: Path, error: OSError) -> StorageError:
     reason = error.strerror or str(error)
-    return StorageError(f"{folder}: cannot store responses ({reason}). Free space, or name another folder with --out.")
+    return StorageError(f"{folder}: cannot store responses ({reason}). Free space, or name another folder with --to.")
 
 
 Compute = Callable[[Any], list[Any]]

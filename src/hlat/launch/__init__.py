@@ -50,7 +50,9 @@ __getattr__ = lazily(
         "supervision.incidents": "RunOutcome",
         "supervision.local_run": "run_processes supervise",
         "supervision.supervisor": "Supervision Voice",
-        "training_job": ("TrainingJob join_slurm_job parse_nproc refuse_half_environment refuse_worker supervise_job"),
+        "training_job": (
+            "TrainingJob join_slurm_job parse_nproc parse_range refuse_half_environment refuse_worker supervise_job"
+        ),
         "worker_process": "worker_context",
     },
 )

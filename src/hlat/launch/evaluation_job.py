@@ -27,14 +27,14 @@ class EvaluationJob:
     checkpoint: str  # a checkpoint, a checkpoints folder or a run folder; or a Hugging Face folder
     tasks: str | None = None  # names of tasks of lm-eval, separated by commas; None for a suite
     suite: str | None = None  # name or file of a suite; None for tasks
-    out: str | None = None  # folder of the results; None for evaluation/NAME, after the name of the checkpoint
+    to: str | None = None  # folder of the results; None for evaluation/NAME, after the name of the checkpoint
     files: str | None = None  # folder of the suite's data files
     include: str | None = None  # folder with further tasks
     shots: int | None = None  # solved examples in front of each question, for tasks; None for the tasks' own number
     limit: int | None = None  # most samples of each task; None for all
     seed: int = 1234  # seed of the choice of examples, and of sampled texts
     max_length: int | None = None  # most tokens of context and continuation; None for the model's maximum
-    max_new_tokens: int | None = None  # most tokens of a generated text; None for what the tasks say
+    max_tokens: int | None = None  # most tokens of a generated text; None for what the tasks say
     # execute code that the model writes, in a sandbox; "unsafe": without one
     allow_code_execution: bool | Literal["unsafe"] = False
     weights: str = "model"  # model, or ema for the average of the weights
@@ -45,7 +45,7 @@ class EvaluationJob:
 
     @property
     def folder(self) -> Path:
-        return Path(self.out) if self.out is not None else Path("evaluation") / Path(self.checkpoint).resolve().name
+        return Path(self.to) if self.to is not None else Path("evaluation") / Path(self.checkpoint).resolve().name
 
     def arguments(self) -> list[str]:
         """Arguments of the command that runs this job as one process."""
@@ -131,7 +131,7 @@ class EvaluationJob:
             self.limit,
             self.seed,
             self.max_length,
-            self.max_new_tokens,
+            self.max_tokens,
             self.allow_code_execution,
             serving,
         )

@@ -91,7 +91,7 @@ class LocalRequest:
         if names and self.nodes is not None and self.nodes != len(names):
             found.append(f"--nodes {self.nodes}: --hosts names {len(names)}.")
         if self.least is not None and not 1 <= self.least <= max(1, count):
-            found.append(f"--least {self.least}: expected a number between 1 and {max(1, count)}.")
+            found.append(f"least {self.least}: expected a number between 1 and {max(1, count)}.")
         if self.nproc < 1:
             found.append(f"--nproc {self.nproc}: expected 1 or more.")
         twice = sorted({name for name in names if names.count(name) > 1})

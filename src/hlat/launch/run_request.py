@@ -109,7 +109,7 @@ class RunRequest:
     def _count_problems(self) -> list[str]:
         wrong = small_counts({"--nodes": self.nodes, "--nproc": self.nproc, "--grace": self.grace})
         if self.least is not None and not 1 <= self.least <= max(1, self.nodes):
-            wrong.append(f"--least {self.least}: expected a number between 1 and {max(1, self.nodes)}.")
+            wrong.append(f"least {self.least}: expected a number between 1 and {max(1, self.nodes)}.")
         if self.name == "":
             wrong.append("--name: expected a name.")
         given = {"recipe": (self.recipe,), "override": self.overrides, "--name": (self.name or "",)}

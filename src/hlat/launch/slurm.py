@@ -7,8 +7,8 @@
         75 (saved)   one job: the script queues its job again      a chain: the next job of the array goes on
         0, 2, 4      the end: the rest of a chain is cancelled     (finished, mistake of the user, diverged)
         others       the end of this job                           a chain: the next job of the array tries again
-    a bad node that the doctor names: left out, if the others are enough (--least); else drained where the user may,
-        and this job queued again; else a new job that excludes it
+    a bad node that the doctor names: left out, if the others are enough (--nodes MIN:MAX); else drained where the user
+        may, and this job queued again; else a new job that excludes it
 
 The supervisors of the nodes restart the run within the job, whichever node is lost (docs/hosts.md). A node that Slurm
 sets down ends the job, which is queued again, unless the run may go on with fewer nodes: then the job keeps the others.
@@ -110,8 +110,8 @@ class SlurmOptions:
         if self.time is not None and not _TIME_LIMIT.fullmatch(self.time):
             found.append(f"--time {escape_controls(self.time)}: expected minutes, H:MM:SS or D-HH:MM:SS.")
         found += small_counts({"--chain": self.chain, "--cpus-per-task": self.cpus_per_task})
-        for name in ("partition", "account", "qos", "exclude", "output"):
-            value = getattr(self, name)
+        given = {name: getattr(self, name) for name in ("partition", "account", "qos", "exclude")}
+        for name, value in (given | {"to": self.output}).items():
             if value == "":
                 found.append(f"--{name}: expected a name.")
             found += line_problems(f"--{name}", value or "")

@@ -52,8 +52,8 @@ _GIB = 1 << 30
 _HEADS = ("model", "chips", "step s", "MFU", "GiB", "days", "4 of 5", "cost", "layout")
 _SIZE = re.compile(r"\d+(\.\d+)?[mb]", re.IGNORECASE)
 _OPTIONS = {
-    *("grid", "cluster", "chips", "per", "tokens", "seq", "global_batch", "precision", "price", "interruptions"),
-    *("prices_of", "storage", "pue", "as_json", "html", "hardware"),
+    *("grid", "cluster", "chips", "per", "tokens", "sequence_length", "global_batch", "precision"),
+    *("price", "interruptions", "prices_of", "storage", "pue", "as_json", "to", "hardware"),
 }
 
 Obstacle = Literal["memory", "batch", "degrees", "failures"]

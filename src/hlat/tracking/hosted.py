@@ -32,6 +32,7 @@ from typing import Any, Protocol
 from hlat.config import RecipeError, Section, TrackingConfig, own_parts
 from hlat.runtime.errors import HlatError, LaunchError
 from hlat.runtime.helper_process import Channel, PeerEnded, start_program
+from hlat.runtime.installation import install_command
 from hlat.runtime.storage.local_files import write_atomic
 from hlat.tracking.records import Metrics, TrackerNote
 from hlat.tracking.tensorboard import scalars
@@ -109,7 +110,7 @@ def check_installed(config: TrackingConfig) -> None:
         fields = " and ".join(f"tracking.{name}" for name in missing)
         raise LaunchError(
             f"{fields}: not installed here: {', '.join(HOSTED[name].package for name in missing)}. "
-            f"Install it with pip install 'hlat[{','.join(missing)}]', or set {fields} to null."
+            f"Install it with {install_command(*missing)}, or set {fields} to null."
         )
 
 

@@ -29,6 +29,11 @@ def _check(name: str, override: str, *says: str) -> Mistake:
 
 FIELDS = (
     _check("misspelled section", "trainig.steps=4", "trainig: there is no such field", "Did you mean 'training'?"),
+    _check(
+        "section of another program", "train={steps: 3}", "train: there is no", "Here it is training: write", "steps"
+    ),
+    _check("kind for a section", "optimizer=adamw", "optimizer = 'adamw'", "Write optimizer: {kind: adamw}."),
+    _check("a field of several sections", "every_steps=3", "write checkpoint.every_steps, evaluation.every_steps or"),
     _check("misspelled field", "optimizer.learning_rate=1", "optimizer.learning_rate", "Here it is optimizer.lr."),
     _check("text for a whole number", "training.steps=many", "training.steps = 'many'", "as in 100, 100M or 1e9"),
     _check("text for a number", "optimizer.lr=three", "optimizer.lr = 'three': must be a number", "Peak learning rate"),
@@ -73,8 +78,14 @@ FIELDS = (
     _check("no number of 30 digits", f"training.seed={'9' * 30}", "about 30 digits", "below 2**63"),
 )
 MODEL = (
-    _check("preset, nearly", "model.preset=llama2-7b", "no such preset", "Did you mean 'llama-2-7b'?", "llama-3-70b"),
-    _check("hub id as preset", "model.preset=Qwen/Qwen3-8B", "no such preset", "The nearest are qwen3-8b"),
+    _check(
+        "preset, nearly",
+        "model.preset=llama2-7b",
+        "no such preset",
+        "The nearest are llama-2-7b, ",
+        "hlat recipe presets",
+    ),
+    _check("hub id as preset", "model.preset=Qwen/Qwen3-8B", "no such preset", "The nearest are qwen3-8b, qwen3-"),
     _check("config.json not there", "model.hf_config=nowhere", "model.hf_config = 'nowhere'", "config.json"),
     _check(
         "heads do not divide",
@@ -98,8 +109,8 @@ LAYOUT = (
     ),
     Mistake(
         "a rehearsal of three",
-        "rehearse RECIPE parallel.tensor=2 --world-size 3",
-        ("Try 2 or 4 processes", "The number of processes is set by --world-size."),
+        "rehearse RECIPE parallel.tensor=2 --world 3",
+        ("Try 2 or 4 processes", "The number of processes is set by --world."),
     ),
     Mistake(
         "a check of three",
@@ -212,7 +223,7 @@ COMMANDS = (
         "another program's option", "train RECIPE --learning-rate 1", ("--learning-rate", "dashes: optimizer.lr=VALUE")
     ),
     Mistake("a number of GPUs", "train RECIPE --gpus 8", ("--gpus", "Here it is --nproc")),
-    Mistake("a number of GPUs to rehearse", "rehearse RECIPE --gpus 8", ("--gpus", "Here it is --world-size")),
+    Mistake("a number of GPUs to rehearse", "rehearse RECIPE --gpus 8", ("--gpus", "Here it is --world")),
     Mistake("a recipe as an option", "train --config RECIPE", ("--config", "The recipe is an argument")),
     Mistake("a host of how many", "train RECIPE --node 1", ("--node", "Add --nodes N on every host")),
     Mistake("a recipe for a run", "generate {twice} --prompt x", ("It is a file. If it is a recipe", "run.name")),
@@ -252,7 +263,7 @@ COMMANDS = (
     ),
     Mistake("an option that is not there", "runs --frmt x", ("No such option: --frmt", "There are: ", "--json")),
     Mistake("a format of export", "export nowhere --to x --format gguf", ("--format", "Hugging Face's safetensors")),
-    Mistake("hours of lots", "init nowhere --hours lots", ("--hours", "lots is no time", "2h, 1d")),
+    Mistake("hours of lots", "init nowhere --time lots", ("--time", "lots is no time", "2h, 1d")),
     Mistake(
         "a cluster of the family",
         "plan --model llama-2-7b --cluster trn9:4 --tokens 1B",
@@ -272,7 +283,7 @@ COMMANDS = (
     Mistake("a text as recipe", "check {short}", ("is not a mapping of sections", "for a text, `hlat init")),
     Mistake("an export to a file", "export {run_a} --to x.gguf", ("x.gguf: an export is a folder", "such as x.")),
     Mistake("an average in a file", "average a b --to x.pt", ("x.pt: a checkpoint is a folder, not a .pt file.",)),
-    Mistake("an archive that is not there", "compile RECIPE --from nix.tar", ("nix.tar", "compile RECIPE --out"), 3),
+    Mistake("an archive that is not there", "compile RECIPE --unpack nix.tar", ("nix.tar", "compile RECIPE --to"), 3),
     Mistake("no such model", "plan --model llama-9-7b --cluster h100:1 --tokens 1B", ("llama-9-7b",)),
 )
 MISTAKES = (*FIELDS, *MODEL, *LAYOUT, *RUN, *FILES, *RECIPES, *COMMANDS)

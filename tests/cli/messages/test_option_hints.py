@@ -19,7 +19,7 @@ def message_of(words: str) -> str:
         ("train r --num-nodes 2", "Here it is --nodes"),
         ("train r --dp 2", "Here it is --nproc: what is left of the processes shares the batch"),
         ("check r --gpus 2", "Here it is --nproc"),
-        ("rehearse r --gpus 2", "Here it is --world-size"),
+        ("rehearse r --gpus 2", "Here it is --world"),
         ("launch slurm r --gpus 2", "Here it is --nproc"),
     ],
 )

@@ -33,6 +33,7 @@ from hlat.data.stores import remote
 from hlat.data.stores import remote as retries
 from hlat.data.stores.fetching import prefetch_in_order
 from hlat.runtime.errors import DataError
+from hlat.runtime.installation import install_command
 from hlat.runtime.storage import object_stores as fsspec_backends
 from tests.support.data.corpora import documents, tree, write_jsonl
 from tests.support.data.preparing import data_config
@@ -275,7 +276,7 @@ def test_folders_and_globs_name_the_same_files_as_locally(memory: Any, tmp_path:
 def test_problems_of_a_folder_give_the_same_errors_as_locally(memory: Any, tmp_path: Path) -> None:
     memory.pipe("/mixed/a.parquet", b"x")
     memory.pipe("/mixed/README.md", b"x")
-    with pytest.raises(DataError, match=r"mixes text files \(README\.md\).*memory://mixed/\*\*/\*\.parquet"):
+    with pytest.raises(DataError, match=r"mixes text files \(README\.md\).*path: memory://mixed/\*\*/\*\.parquet"):
         list_files(data_config("memory://mixed"), tmp_path)
     memory.pipe("/orc/a.orc", b"x")
     with pytest.raises(DataError, match=r"^memory://orc/a\.orc: hlat does not read \.orc files"):
@@ -359,7 +360,7 @@ except DataError as error:
 """
     done = subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True, text=True)
     protocol = url.partition("://")[0]
-    expected = f"{url}: {protocol}:// needs a package that is not installed: pip install 'hlat[{extra}]'"
+    expected = f"{url}: {protocol}:// needs a package that is not installed: {install_command(extra)}"
     assert done.stdout.strip() == expected
 
 

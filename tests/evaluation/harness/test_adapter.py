@@ -99,6 +99,6 @@ def test_repeats_of_a_sampled_request_are_different_and_repeatable(folder: Path,
 
 def test_more_new_tokens_than_the_model_has_room_for_are_refused(folder: Path, tmp_path: Path) -> None:
     requests = instances("generate_until", [("a", {"until": [], "max_gen_toks": 160})])
-    with pytest.raises(DataError, match=r"160 new tokens.*160 at most.*--max-new-tokens 80"):
+    with pytest.raises(DataError, match=r"160 new tokens.*160 at most.*--max-tokens 80"):
         ask(folder, tmp_path, lambda model: model.generate_until(requests))
     assert ask(folder, tmp_path, lambda model: model.generate_until(requests), max_new_tokens=8)

@@ -120,7 +120,7 @@ def test_each_task_of_a_suite_has_its_examples_and_scores_the_half_that_is_right
 def test_a_suite_runs_to_its_end_on_a_model(name: str, stand_ins: Path, tmp_path: Path) -> None:
     model = write_text_model(tmp_path / "model", max_sequence_length=4096)
     out = tmp_path / "out"
-    options = ["--suite", name, "--files", str(stand_ins), "--out", str(out), "--max-new-tokens", "8"]
+    options = ["--suite", name, "--files", str(stand_ins), "--to", str(out), "--max-tokens", "8"]
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
     done = hlat("evaluate", str(model), *options, "--allow-code-execution", env=environment)
     assert done.returncode == 0, done.stderr

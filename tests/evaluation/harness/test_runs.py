@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words(folder: Path, suite_file: Path, data_files: Path, out: Path, *more: str) -> list[str]:
-    options = ["--suite", str(suite_file), "--files", str(data_files), "--out", str(out), "--max-new-tokens", "12"]
+    options = ["--suite", str(suite_file), "--files", str(data_files), "--to", str(out), "--max-tokens", "12"]
     return ["evaluate", str(folder), *options, "--allow-code-execution", *more]
 
 

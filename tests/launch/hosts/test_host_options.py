@@ -88,7 +88,7 @@ def test_a_command_for_ssh_survives_the_shell_of_the_host(tmp_path):
         ({"nodes": 3, "hosts": ("a", "b")}, "--hosts names 2"),
         ({"hosts": ("a", "a")}, "a is there more than once"),
         ({"hosts": ("-oProxyCommand=x",)}, "expected the name of a host"),
-        ({"nodes": 2, "least": 3}, "--least 3"),
+        ({"nodes": 2, "least": 3}, "least 3"),
         ({"nodes": 2, "nproc": 0}, "--nproc 0"),
     ],
 )

@@ -24,11 +24,11 @@ def test_arguments_of_the_api_are_fields_with_the_same_defaults(name: str) -> No
 
 
 def test_every_field_has_an_option() -> None:
-    assert FIELDS - OPTIONS.keys() == {"clusters", "sequence"}, "--cluster and --seq"
+    assert FIELDS - OPTIONS.keys() == {"clusters", "sequence"}, "--cluster and --sequence-length"
 
 
 def test_options_and_arguments_ask_the_same_question() -> None:
-    given = {"model": "llama-2-7b", "cluster": ["h100:8"], "tokens": "300B", "seq": 4096, "chips": "any"}
+    given = {"model": "llama-2-7b", "cluster": ["h100:8"], "tokens": "300B", "sequence_length": 4096, "chips": "any"}
     question = PlanQuestion("llama-2-7b", ["h100:8"], tokens=300 * 10**9, sequence=4096)
     assert PlanQuestion.of_options(OPTIONS | {"search": False} | given) == question
 

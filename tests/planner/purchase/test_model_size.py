@@ -96,7 +96,18 @@ def test_a_machine_without_a_price_stands_for_its_chip_if_there_is_a_budget() ->
 
 
 def test_the_suggested_command_plans_the_chosen_model_and_writes_its_shape(tmp_path) -> None:
-    words = ["--seq", "4096", "--global-batch", "512", "--precision", "mixed", "--storage", "1GB/s", "--pue", "1.3"]
+    words = [
+        "--sequence-length",
+        "4096",
+        "--global-batch",
+        "512",
+        "--precision",
+        "mixed",
+        "--storage",
+        "1GB/s",
+        "--pue",
+        "1.3",
+    ]
     question = ["plan", "--flops", "3e19", "--chips", "p5.48xlarge", *words]
     run = json.loads(hlat_command(*question, "--json").stdout)["runs"][0]
     suggested = shlex.split(hlat_command(*question).stdout.partition("Its plan:")[2].replace("\\\n", " "))

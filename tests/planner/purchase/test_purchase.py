@@ -164,7 +164,7 @@ def test_the_quick_search_takes_the_layout_of_the_plan(model: str, cluster: str)
 @pytest.mark.parametrize("price", [[], ["--price", "2.10/h"]], ids=["of the catalog", "quoted"])
 def test_the_command_that_is_suggested_plans_what_was_chosen(price: list[str]) -> None:
     """With the tokens, lengths and prices of the question; a tie may be broken otherwise: see ``best_layout``."""
-    words = ["--tokens", "20B", "--seq", "1024", "--global-batch", "256", "--precision", "mixed"]
+    words = ["--tokens", "20B", "--sequence-length", "1024", "--global-batch", "256", "--precision", "mixed"]
     words += ["--interruptions", "2"]
     question = ["plan", "--model", "llama-3.2-1b", "--chips", "p4d.24xlarge", *words, *price]
     chosen_one = json.loads(hlat_command(*question, "--json").stdout)["chosen"]

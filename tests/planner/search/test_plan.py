@@ -252,7 +252,7 @@ def test_an_impossible_layout_is_refused_with_the_reason(layout, message):
         ({"model": "gone.json"}, "gone.json"),
         ({"model": "gone.yaml"}, "gone.yaml"),
         ({"tokens": 0}, "--tokens"),
-        ({"sequence": -1}, "--seq"),
+        ({"sequence": -1}, "--sequence-length"),
         ({"global_batch": 0}, "--global-batch"),
         ({"precision": "fp4"}, "--precision"),
         ({"precision": "fp8"}, "does not support fp8"),
@@ -271,7 +271,10 @@ def test_invalid_options_give_a_clear_message(changes, message):
 def test_all_invalid_options_are_reported_at_once():
     with pytest.raises(HlatError) as refused:
         request_for("lama-2-7b", tokens=0, sequence=-1, precision="fp4", price="spot")
-    assert all(words in str(refused.value) for words in ("llama-2-7b", "--tokens", "--seq", "--precision fp4", "spot"))
+    assert all(
+        words in str(refused.value)
+        for words in ("llama-2-7b", "--tokens", "--sequence-length", "--precision fp4", "spot")
+    )
 
 
 def test_three_heads_cannot_be_divided_over_two_tensor_ranks(tmp_path: Path):
@@ -299,7 +302,7 @@ def test_a_cluster_that_does_not_fit_is_reported_next_to_the_others():
             "plan",
             "--model",
             "llama-3-70b",
-            "--seq",
+            "--sequence-length",
             "8192",
             "--cluster",
             "p5.48xlarge:1",
@@ -321,7 +324,7 @@ def test_clusters_are_compared_in_a_common_kind_of_price():
             "plan",
             "--model",
             "llama-3-8b",
-            "--seq",
+            "--sequence-length",
             "8192",
             "--cluster",
             "p5.48xlarge:2",
@@ -384,7 +387,7 @@ def test_invalid_token_counts_are_refused(text):
 
 def test_rank_by_orders_clusters():
     """From the command line: the order of the array, and ``on_front`` in every layout."""
-    arguments = ["plan", "--model", "llama-3-8b", "--seq", "8192", "--global-batch", "64", "--json"]
+    arguments = ["plan", "--model", "llama-3-8b", "--sequence-length", "8192", "--global-batch", "64", "--json"]
     clusters = ["--cluster", "p5.48xlarge:1", "--cluster", "p5.48xlarge:2"]
     output = json.loads(hlat(*arguments, *clusters, "--rank-by", "time").stdout)
     assert [one["cluster"] for one in output] == ["p5.48xlarge:2", "p5.48xlarge:1"]
@@ -402,7 +405,7 @@ def test_unwritable_outputs_are_reported_before_planning(tmp_path: Path):
         "llama-3-8b",
         "--cluster",
         "p5.48xlarge:1",
-        "--html",
+        "--to",
         unwritable,
         "--trace",
         tmp_path,

@@ -118,6 +118,22 @@ def written_fields(architecture: str, options: Mapping[str, Any]) -> dict[str, A
     }
 
 
+HF_NAMES = {
+    "model_type": "architecture",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "max_position_embeddings": "max_sequence_length",
+    "rms_norm_eps": "norm_eps",
+    "initializer_range": "init_std",
+    "tie_word_embeddings": "tie_embeddings",
+    "rope_theta": "rope.theta",
+}
+"""Names in Hugging Face's config.json that a model section takes too, and the fields they stand for.
+
+The other sizes, such as hidden_size, have the same name.
+"""
+
 MOST_LAYERS = 10_000
 """Ten times the deepest Transformer that was published (DeepNet, Wang et al. 2022: 1,000 layers)."""
 WIDEST = 2**24

@@ -147,7 +147,7 @@ class _HostedConfig(Section):
 
 
 class WandbConfig(_HostedConfig):
-    """Weights & Biases (pip install 'hlat[wandb]'); offline files are in <run.dir>/wandb, for wandb sync."""
+    """Weights & Biases (the extra wandb, docs/install.md); offline files are in <run.dir>/wandb, for wandb sync."""
 
     project: str = "hlat"
     """Project of the run."""
@@ -160,7 +160,7 @@ class WandbConfig(_HostedConfig):
 
 
 class MlflowConfig(_HostedConfig):
-    """MLflow (pip install 'hlat[mlflow]'); offline a database in <run.dir>/mlflow, for mlflow server."""
+    """MLflow (the extra mlflow, docs/install.md); offline a database in <run.dir>/mlflow, for mlflow server."""
 
     experiment: str = "hlat"
     """Experiment of the run; created if it does not exist."""
@@ -169,7 +169,7 @@ class MlflowConfig(_HostedConfig):
 
 
 class TrackioConfig(_HostedConfig):
-    """Trackio (pip install 'hlat[trackio]'); offline databases are in <run.dir>/trackio, for trackio show."""
+    """Trackio (the extra trackio, docs/install.md); offline databases are in <run.dir>/trackio, for trackio show."""
 
     project: str = "hlat"
     """Project of the run."""

@@ -325,7 +325,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         if new >= self.max_length:
             raise DataError(
                 f"a task asks for {new:,} new tokens, but context and text together have {self.max_length:,} at most "
-                f"in this model. Limit the texts with --max-new-tokens {self.max_length // 2}."
+                f"in this model. Limit the texts with --max-tokens {self.max_length // 2}."
             )
         end = self._served.tokenizer.token_name(self.eot_token_id)
         stop = [each for each in handle_stop_sequences(list(normal["until"]), eos=end) if each]

@@ -33,6 +33,7 @@ from hlat.evaluation.responses import Progress, ServedModel, ServingOptions, ser
 from hlat.model import count_parameters
 from hlat.runtime.distributed.join import Runtime
 from hlat.runtime.errors import DataError, StorageError
+from hlat.runtime.installation import install_command
 from hlat.runtime.storage.local_files import write_atomic
 from hlat.training import TaskRequest
 
@@ -96,7 +97,7 @@ def find_tasks(suite: Suite, files: Path | None, include: Sequence[Path], allow_
         try:
             from hlat.evaluation.harness.adapter import list_tasks  # noqa: PLC0415  (an extra, and slow to import)
         except ImportError as error:
-            raise DataError(f"tasks need lm-eval ({error}): pip install 'hlat[eval]'") from error
+            raise DataError(f"tasks need lm-eval ({error}): {install_command('eval')}") from error
         tasks = list_tasks(suite, files, include, allow_code)
     if tasks.downloads:
         _LOG.warning("these data sets are downloaded now: %s", ", ".join(tasks.downloads))

@@ -72,7 +72,7 @@ class PlanQuestion:
             for name in ("tokens", "flops", "inference_tokens")
         }
         known = {field.name: options[field.name] for field in fields(cls) if field.name in options}
-        return cls(**known | amounts | {"clusters": options["cluster"] or (), "sequence": options["seq"]})
+        return cls(**known | amounts | {"clusters": options["cluster"] or (), "sequence": options["sequence_length"]})
 
     @cached_property
     def site(self) -> Site:
@@ -163,9 +163,9 @@ def check_options(options: Mapping[str, Any]) -> None:
         problems.append(_lacking(model, bool(place)))
     elif options["cluster"] and chips:
         problems.append("--cluster plans for a number of instances, --chips chooses it: give one of them")
-    of_clusters = ("per", "rank_by", "layout", "against", "html", "trace", "fragment")
+    of_clusters = ("per", "rank_by", "layout", "against", "to", "trace", "fragment")
     if chips and any(options[name] for name in of_clusters):
-        others = "--per, --rank-by, --layout, --against, --html, --trace and --fragment"
+        others = "--per, --rank-by, --layout, --against, --to, --trace and --fragment"
         problems.append(f"{others} go with --cluster: choose the number with --chips first, then plan on that cluster")
     if (options["deadline"] or budget) and not chips:
         problems.append("--deadline and --budget go with --chips, as in --chips any --deadline 14d")

@@ -27,7 +27,7 @@ from hlat.config import (
     RecipeError,
     load_recipe,
     model_section,
-    names_near,
+    near_presets,
     preset_called,
     short,
 )
@@ -130,7 +130,7 @@ def resolve_request(question: PlanQuestion, cluster: Cluster, price: PriceKind |
     assumed = []
     if sequence is None:
         sequence = recipe.data.sequence_length if recipe else min(config.max_sequence_length or 4096, 8192)
-        assumed += [] if recipe else [f"sequences of {sequence:,} tokens (--seq)"]
+        assumed += [] if recipe else [f"sequences of {sequence:,} tokens (--sequence-length)"]
     # The ramp's stages are sizes on the way to the recipe's own batch: another batch has none.
     ramp = recipe.batch.ramp if recipe and global_batch is None else ()
     if global_batch is None:
@@ -199,7 +199,11 @@ def names_tokens(model: str) -> bool:
 def _problems(question: PlanQuestion, cluster: Cluster, price: PriceKind | None) -> list[str]:
     """Mistakes in the options, the model excepted."""
     mode = question.precision
-    numbers = {"--tokens": question.tokens, "--seq": question.sequence, "--global-batch": question.global_batch}
+    numbers = {
+        "--tokens": question.tokens,
+        "--sequence-length": question.sequence,
+        "--global-batch": question.global_batch,
+    }
     problems = [
         f"{name} {value}: must be a positive number"
         for name, value in numbers.items()
@@ -233,8 +237,9 @@ def _load_model(name: str) -> tuple[ModelConfig, Recipe | None]:
             raise
         if (preset := preset_called(name)) is not None:
             return _load_model(preset)
-        others = "Or give a config.json, a recipe, or a size, as in llama-class-5b."
-        raise PlanError(f"unknown model {short(name)}. Presets: {names_near(name, PRESETS)} {others}") from error
+        near = near_presets(name.rpartition("/")[2])
+        others = "a config.json, a recipe, or a size, as in llama-class-5b"
+        raise PlanError(f"unknown model {short(name)}. The nearest presets are {near}; or give {others}.") from error
     return recipe.model, recipe
 
 

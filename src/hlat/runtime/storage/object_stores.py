@@ -23,6 +23,7 @@ from itertools import chain as concatenate
 from typing import Any, NamedTuple
 
 from hlat.runtime.errors import HlatError
+from hlat.runtime.installation import install_command
 from hlat.runtime.urls import WEB_PROTOCOLS, find_secret, is_url, redact
 
 
@@ -199,7 +200,7 @@ def open_filesystem(url: str, wrong: type[HlatError]) -> tuple[Any, str]:
         fs, root = fsspec.core.url_to_fs(url, skip_instance_cache=True, **_options(protocol, fsspec.config.conf))
     except ImportError as error:
         extra = _EXTRAS.get(protocol)
-        install = f"pip install 'hlat[{extra}]'" if extra else f"install its backend ({error})"
+        install = install_command(extra) if extra else f"install its backend ({error})"
         raise wrong(f"{url}: {protocol}:// needs a package that is not installed: {install}") from error
     except (ValueError, TypeError, AttributeError) as error:  # the last two: a backend that wants more than a URL
         what = redact(str(error)) if isinstance(error, ValueError) else f"{protocol}:// needs more than a URL"
