@@ -49,7 +49,8 @@ def own_spec(config: OwnOptimizerConfig, mode: str, in_hardware: bool = False) -
     part = own_parts.load_part(own_parts.OPTIMIZERS, _PATH, config.kind, wanted, _is_optimizer)
     if issubclass(part, OptimizerSpec):
         fields = config.model_dump(exclude={"kind"})
-        return part(own_parts.read_options(part.Options, fields, "optimizer"), mode, in_hardware)
+        spec: OptimizerSpec[Any] = part(own_parts.read_options(part.Options, fields, "optimizer"), mode, in_hardware)
+        return spec
     return _elementwise(part, config, mode, in_hardware)
 
 
@@ -136,7 +137,9 @@ class ElementwiseOptimizer(Optimizer):
         parts: list[dict[str, Any]] = []
         for members, decay in groups:
             parts.append({"params": [next(plain) for _ in members], **({_WEIGHT_DECAY: decay} if decays else {})})
-        self._new_inner = lambda: make([{**part, "params": list(part["params"])} for part in parts])
+        self._new_inner: Callable[[], torch.optim.Optimizer] = lambda: make(
+            [{**part, "params": list(part["params"])} for part in parts]
+        )
         self._inner = self._new_inner()
         self._numbers: dict[str, Number] | None = None  # loaded ones, until the next step
         super().__init__([{"params": [each.parameter for each in members]} for members, _ in groups], {"lr": rate})
@@ -354,7 +357,7 @@ def _step(
             one.grad = part.clone()
     for group in optimizer.param_groups:
         group["lr"] = rate * _RATES[number]
-    optimizer.step()  # type: ignore[call-arg]
+    optimizer.step()
 
 
 def _weights() -> _Parts:
