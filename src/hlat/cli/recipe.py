@@ -157,8 +157,9 @@ def _checked(
 
     from hlat.launch import Here, check_extensions, load_and_check
 
+    notes: Sequence[SettingNote] = ()
     if no_files:
-        found, notes = load(), ()
+        found = load()
     else:
         # With a world of other machines, the device, memory and disk here say nothing.
         elsewhere = nproc is None and world is not None
