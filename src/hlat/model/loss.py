@@ -32,6 +32,7 @@ from hlat.config import Problem, RecipeError, own_parts
 from hlat.model.kernels.library import block_rows, check_operand, check_rows, fields, has_kernels, operator, run
 from hlat.model.kernels.matmul import linear, matmul
 from hlat.model.pointwise import accumulation_dtype
+from hlat.runtime.distributed.join import host_values
 
 IGNORED = -100  # label of positions without a target, PyTorch's default ignore_index
 
@@ -128,7 +129,9 @@ def loss_terms(sections: Mapping[str, Mapping[str, Any]]) -> list[LossTerm]:
         part = own_parts.load_part(own_parts.LOSSES, path, name, "a function of tensors", callable)
         options = own_parts.read_options(own_parts.options_class(part, given=_STATISTICS), values, path)
         term = partial(part, **options.model_dump())
-        if reason := _term_problem(term):
+        with host_values():
+            reason = _term_problem(term)
+        if reason:
             remedy = "docs/extend.md has an example."
             raise RecipeError([Problem(path, reason, remedy)])
         found.append(term)

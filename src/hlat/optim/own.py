@@ -31,7 +31,7 @@ from hlat.model import LocalParameter
 from hlat.optim.adamw import decay_groups
 from hlat.optim.base import STEP, Optimizer, OptimizerSpec, WholeMatrices, counter_device
 from hlat.precision import AUTO, MODES
-from hlat.runtime.distributed.join import in_fake_world
+from hlat.runtime.distributed.join import host_values, in_fake_world
 
 _PATH = "optimizer.kind"
 _OF_HLAT = ("lr", "decay_norms", "clip_norm", "z_loss")  # fields of the section that are not the optimizer's options
@@ -49,8 +49,8 @@ def own_spec(config: OwnOptimizerConfig, mode: str, in_hardware: bool = False) -
     part = own_parts.load_part(own_parts.OPTIMIZERS, _PATH, config.kind, wanted, _is_optimizer)
     if issubclass(part, OptimizerSpec):
         fields = config.model_dump(exclude={"kind"})
-        spec: OptimizerSpec[Any] = part(own_parts.read_options(part.Options, fields, "optimizer"), mode, in_hardware)
-        return spec
+        made: OptimizerSpec[Any] = part(own_parts.read_options(part.Options, fields, "optimizer"), mode, in_hardware)
+        return made
     return _elementwise(part, config, mode, in_hardware)
 
 
@@ -141,6 +141,7 @@ class ElementwiseOptimizer(Optimizer):
             [{**part, "params": list(part["params"])} for part in parts]
         )
         self._inner = self._new_inner()
+        self._steps = 0  # done, counted here too: reading the counters would wait for the device
         self._numbers: dict[str, Number] | None = None  # loaded ones, until the next step
         super().__init__([{"params": [each.parameter for each in members]} for members, _ in groups], {"lr": rate})
 
@@ -160,22 +161,25 @@ class ElementwiseOptimizer(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = self._evaluate(closure)
+        if not self.state:  # new, or cleared: the run goes back to its start
+            self._steps = 0
         self.allocate_state()
         if in_fake_world():  # a class of the user's own may read values, which fake tensors have none of
             return loss
         self._lend_state()
         self._inner.step()
         self._inner.zero_grad(set_to_none=True)
+        self._steps += 1
+        torch._foreach_add_([self.state[each.parameter][STEP] for each in self._parameters], 1)
         for each, plain in zip(self._parameters, self._plain, strict=True):
             state, inner = self.state[each.parameter], self._inner.state[plain]
-            state[STEP] += 1
             for name in state.keys() & inner.keys() - {STEP}:
                 state[name] = inner[name]
         return loss
 
     def _lend_state(self) -> None:
         """Give weights, gradients and state to the inner optimizer; before the first step it makes its own state."""
-        begins = all(self.state[each.parameter][STEP] == 0 for each in self._parameters[:1])
+        begins = self._steps == 0
         if begins:  # its state may begin with other values than zeros
             self._inner = self._new_inner()
             self.set_learning_rate(self.param_groups[0]["lr"])
@@ -198,6 +202,7 @@ class ElementwiseOptimizer(Optimizer):
 
     def load_numbers(self, numbers: Mapping[str, torch.Tensor]) -> None:
         super().load_numbers(numbers)
+        self._steps = int(numbers[STEP].item())
         self._inner.state.clear()
         self._numbers = {name: numbers[f"number.{name}"].item() for name in self._trial.numbers}
 
@@ -242,7 +247,7 @@ _CUTS: tuple[Callable[[torch.Tensor], Sequence[torch.Tensor]], ...] = (
 def _try(make: Make, config: OwnOptimizerConfig) -> Trial:
     """Take small steps; RecipeError if they fail, or if their state cannot be saved."""
     try:
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        with host_values(), torch.enable_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return _describe(make, config)
     except RecipeError:
