@@ -30,8 +30,8 @@ FILES: dict[str, tuple[str, ...]] = {
         "launch/supervision/remote_ranks.py",
         "launch/preflight/**/*.py",
         "launch/run_request.py",
-        "launch/slurm.py",
-        "launch/kubernetes.py",
+        "launch/schedulers/slurm.py",
+        "launch/schedulers/kubernetes.py",
         "launch/metrics_*.py",
     ),
 }

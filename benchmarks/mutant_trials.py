@@ -95,8 +95,8 @@ NEAR: dict[str, str] = {
     ),
     "launch/preflight/": "launch/preflight/test_meeting launch/preflight/test_checks launch/preflight/test_injected "
     "launch/preflight/test_hosts",
-    "launch/kubernetes.py": "launch/test_kubernetes",
-    "launch/slurm.py": "launch/test_slurm launch/test_kubernetes",
+    "launch/schedulers/kubernetes.py": "launch/test_kubernetes",
+    "launch/schedulers/slurm.py": "launch/test_slurm launch/test_kubernetes",
     "launch/run_request.py": "launch/test_slurm launch/test_kubernetes",
     "launch/metrics_": "launch/test_metrics_server launch/test_served_runs",
 }

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hlat.launch.kubernetes import manifests, manifests_yaml
-from hlat.launch.kubernetes_options import KubernetesOptions
 from hlat.launch.run_request import RunRequest
-from hlat.launch.slurm import SlurmOptions, batch_script
+from hlat.launch.schedulers.kubernetes import manifests, manifests_yaml
+from hlat.launch.schedulers.kubernetes_options import KubernetesOptions
+from hlat.launch.schedulers.slurm import SlurmOptions, batch_script
 from hlat.runtime.errors import LaunchError
 
 ODD = [

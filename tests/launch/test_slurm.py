@@ -13,7 +13,7 @@ from itertools import pairwise
 import psutil
 import pytest
 
-from hlat.launch.slurm import newest_job
+from hlat.launch.schedulers.slurm import newest_job
 from tests.support.commands import hlat
 from tests.support.launch.slurm_cluster import (
     cluster,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hlat.launch.slurm import newest_job
+from hlat.launch.schedulers.slurm import newest_job
 from hlat.runtime.errors import LaunchError
 from tests.support.commands import hlat
 

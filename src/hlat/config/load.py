@@ -17,10 +17,10 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from hlat.config.compatible import compatible_defaults
 from hlat.config.errors import Problem, RecipeError, plain_content, size_problem
 from hlat.config.explanations import FIELD_LIST, dotted_path, explain, explain_none
 from hlat.config.layout_checks import Values
+from hlat.config.layout_rules import compatible_defaults
 from hlat.config.model_base import BASES, PRESETS, expand_model, near_presets, read_hf_config
 from hlat.config.own_parts import search_beside
 from hlat.config.recipe import Recipe

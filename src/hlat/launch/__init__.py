@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from hlat.launch.compile_job import *
     from hlat.launch.evaluation_job import *
     from hlat.launch.hosts_job import *
-    from hlat.launch.kubernetes import *
-    from hlat.launch.kubernetes_options import *
     from hlat.launch.local_hosts import *
     from hlat.launch.local_processes import *
     from hlat.launch.preflight.examination import *
     from hlat.launch.preflight.judgement import *
     from hlat.launch.preflight.request import *
     from hlat.launch.run_request import *
-    from hlat.launch.slurm import *
+    from hlat.launch.schedulers.kubernetes import *
+    from hlat.launch.schedulers.kubernetes_options import *
+    from hlat.launch.schedulers.slurm import *
     from hlat.launch.start_checks import *
     from hlat.launch.start_examination import *
     from hlat.launch.start_summary import *
@@ -35,15 +35,15 @@ __getattr__ = lazily(
         "compile_job": "CompileJob ProcessesFailed is_worker",
         "evaluation_job": "EvaluationJob",
         "hosts_job": "HostOptions supervise_on_hosts",
-        "kubernetes": "apply_manifests manifests manifests_yaml pods_query",
-        "kubernetes_options": "KubernetesOptions",
+        "schedulers.kubernetes": "apply_manifests manifests manifests_yaml pods_query",
+        "schedulers.kubernetes_options": "KubernetesOptions",
         "local_hosts": "LocalRequest examine_by_ssh run_local",
         "local_processes": "launch_forked launch_multiprocess",
         "preflight.examination": "run_preflight",
         "preflight.judgement": "PreflightReport",
         "preflight.request": "PreflightOptions make_request",
         "run_request": "RunRequest",
-        "slurm": "SlurmOptions SlurmSubmission batch_script cancel_job job_log job_state submit_script",
+        "schedulers.slurm": "SlurmOptions SlurmSubmission batch_script cancel_job job_log job_state submit_script",
         "start_checks": "Here",
         "start_examination": "check_extensions load_and_check",
         "start_summary": "summary_lines",

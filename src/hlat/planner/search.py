@@ -334,7 +334,7 @@ def plainest(steps: Sequence[float], peaks: Sequence[float], complexities: Seque
 
 
 def complexity(layout: StepLayout, domain: int) -> tuple[float, ...]:
-    """What a layout needs that a plainer one does without, the most important first.
+    """Describe what a layout needs that a plainer one does without, the most important first.
 
     ``domain`` devices share fast links.
     """

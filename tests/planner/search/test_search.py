@@ -101,7 +101,7 @@ LAYOUT = st.tuples(st.integers(1000, 1060), st.integers(1, 6), st.tuples(st.inte
 
 @given(st.lists(LAYOUT, min_size=1))
 def test_no_choice_is_beaten_in_time_and_memory_nor_passes_a_plainer_one(layouts):
-    """Of all layouts, not only of those tied: so none at the edge of memory where a faster one needs less."""
+    """All layouts are compared, not only those tied: so none at the edge of memory where a faster one needs less."""
     step, peak, complexity = layouts[plainest(*zip(*layouts, strict=True))]
     assert not [one for one in layouts if one[0] < step and one[1] < peak]
     limit = (1 + TIE_TOLERANCE) * min(one[0] for one in layouts)

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from hlat.launch.kubernetes import manifests, manifests_yaml
-from hlat.launch.kubernetes_options import KubernetesOptions
 from hlat.launch.run_request import RunRequest
+from hlat.launch.schedulers.kubernetes import manifests, manifests_yaml
+from hlat.launch.schedulers.kubernetes_options import KubernetesOptions
 
 Manifests = list[dict[str, Any]]
 DATA = ("data.path=/data/text", "run.dir=/data/run", "batch.micro_batch=1")

@@ -137,7 +137,7 @@ def test_losses_and_sums_of_gradients_follow_the_framework():
 
 
 def test_checkpoints_and_sums_of_programs():
-    """Who recomputes a block to its end, and who hides the sums of gradients: the programs' defaults."""
+    """Defaults of programs: recomputation of a block to its end, and hidden sums of gradients."""
 
     def software(framework):
         return read(**PIPELINE | {"framework": framework}).workload.software

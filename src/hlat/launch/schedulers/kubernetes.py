@@ -27,8 +27,8 @@ from typing import Any
 import yaml
 
 from hlat.config import Recipe, TrackingConfig, apply_overrides
-from hlat.launch.kubernetes_options import DNS_LABEL, LONGEST_NAME, KubernetesOptions, pairs
 from hlat.launch.run_request import PreparedRun, RunRequest, ask_scheduler, problems_error
+from hlat.launch.schedulers.kubernetes_options import DNS_LABEL, LONGEST_NAME, KubernetesOptions, pairs
 from hlat.runtime.process import REQUEUE_CODE
 from hlat.runtime.terminal import escape_name
 
@@ -136,6 +136,7 @@ def pod(run: PreparedRun, options: KubernetesOptions, files: str) -> dict[str, A
 _LOCKING_MEMORY = {"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
 """Permission to register memory with InfiniBand beyond the limit of the container; it has no effect but for root."""
 
+_HOST_RESOURCES = ["cpu", "memory"]
 _LEAST_MEMORY = 4  # GiB of a process: its libraries and the context of its device
 
 
@@ -145,7 +146,7 @@ def _resources(limits: dict[str, Any], nproc: int) -> dict[str, Any]:
     A pod that asks for neither is the first that a node evicts. More than a node has would never be scheduled, and how
     much it has is not known here.
     """
-    least = {"cpu": nproc, "memory": f"{_LEAST_MEMORY * nproc}Gi"}
+    least: dict[str, Any] = dict(zip(_HOST_RESOURCES, (nproc, f"{_LEAST_MEMORY * nproc}Gi"), strict=True))
     requests = {name: amount for name, amount in least.items() if name not in limits}  # a limit is a request too
     return {**({"requests": requests} if requests else {}), **({"limits": limits} if limits else {})}
 

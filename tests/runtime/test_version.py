@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hlat.runtime import installation
-from hlat.runtime.installation import install_command
 from hlat.runtime.urls import redact
+from hlat.runtime.version import install_command
 from tests.support.pages import ROOT
 
 FOLDER = "file:///home/me/my%20hlat"
