@@ -109,7 +109,7 @@ def _choice(runs: Sequence[PublishedRun], steps: Column, members: list[int], ran
 def _chosen(runs: Sequence[PublishedRun], steps: Column, fitting: list[int], filled: dict[int, float]) -> int:
     workloads = [runs[index].workload for index in fitting]
     complexities = [complexity(one.layout, one.device.domain) for one in workloads]
-    return fitting[plainest(steps[fitting].tolist(), [filled[index] for index in fitting], complexities)]
+    return fitting[plainest([steps[index] for index in fitting], [filled[index] for index in fitting], complexities)]
 
 
 def memory_shares(runs: Sequence[PublishedRun]) -> list[float]:
