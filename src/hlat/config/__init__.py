@@ -38,8 +38,8 @@ __getattr__ = lazily(
         "sections.base": "OwnPart Section",
         "sections.data": "DataConfig",
         "sections.model": (
-            "ARCHITECTURES LinearScaling Llama3Scaling ModelConfig RopeConfig architecture_entry exported_family "
-            "written_fields"
+            "ARCHITECTURES LinearScaling Llama3Scaling ModelConfig OwnModelConfig RopeConfig architecture_entry "
+            "exported_family written_fields"
         ),
         "sections.operation": "AnomalyConfig CheckpointConfig FaultConfig RecoveryConfig TrackingConfig refuse_faults",
         "sections.training": (

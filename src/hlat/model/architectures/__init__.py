@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from hlat.config import ModelConfig, OwnPart, own_parts
+from hlat.config import ModelConfig, OwnModelConfig, own_parts
 from hlat.model.architectures.base import Architecture, NormPlace
 from hlat.model.architectures.llama import LLAMA
 from hlat.model.architectures.olmo2 import OLMO2
@@ -42,7 +42,7 @@ def norm_place(config: ModelConfig) -> NormPlace | None:
 
 def architecture_of(config: ModelConfig) -> Architecture:
     """Return the architecture of a model; RecipeError if one of the user's own cannot be used."""
-    if not isinstance(config, OwnPart):
+    if not isinstance(config, OwnModelConfig):
         return _ARCHITECTURES[config.architecture]
     path, wanted = "model.architecture", "an hlat.model.architectures.base.Architecture"
     found: Architecture = own_parts.load_part(
