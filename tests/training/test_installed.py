@@ -182,7 +182,7 @@ def test_all_problems_are_named_at_once_here_and_by_the_supervisor(
     assert all(problem in str(raised.value) for problem in problems), str(raised.value)
     if "broken" in components:
         with pytest.raises(RecipeError) as before:
-            check_extensions(recipe)
+            check_extensions(recipe, 1)
         assert str(before.value) == str(raised.value)
 
 
