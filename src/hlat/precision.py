@@ -52,8 +52,8 @@ from torch import nn
 
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.installation import install_command
 from hlat.runtime.random_keys import stream_key
+from hlat.runtime.version import install_command
 
 _FP32, _BF16 = torch.float32, torch.bfloat16
 

@@ -12,7 +12,7 @@ import yaml
 
 from hlat.config.load import parse_recipe
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.installation import install_command
+from hlat.runtime.version import install_command
 from hlat.tracking.hosted import HOSTED, HostedEntry, HostedRun, HostedTracker, check_installed
 from hlat.training import run
 from tests.support.launch.launching import wait_until

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hlat.data.samples.order import *
     from hlat.data.samples.training_data import *
     from hlat.data.source_file import *
+    from hlat.data.source_listing import *
     from hlat.data.tokenizers.base import *
     from hlat.data.tokenizers.load import *
     from hlat.data.tokenizers.tokenizer_files import *

@@ -31,8 +31,8 @@ from typing import Any, Protocol
 from hlat.config import TrackingConfig
 from hlat.runtime.errors import HlatError, LaunchError
 from hlat.runtime.helper_process import Channel, PeerEnded, start_program
-from hlat.runtime.installation import install_command
 from hlat.runtime.storage.local_files import write_atomic
+from hlat.runtime.version import install_command
 from hlat.tracking.records import Metrics, TrackerNote
 from hlat.tracking.tensorboard import scalars
 

@@ -33,8 +33,8 @@ from hlat.data.stores import remote
 from hlat.data.stores import remote as retries
 from hlat.data.stores.fetching import prefetch_in_order
 from hlat.runtime.errors import DataError
-from hlat.runtime.installation import install_command
 from hlat.runtime.storage import object_stores as fsspec_backends
+from hlat.runtime.version import install_command
 from tests.support.data.corpora import documents, tree, write_jsonl
 from tests.support.data.preparing import data_config
 

@@ -30,7 +30,7 @@ from hlat.data.tokenizers.base import CHUNK_CHARS, TokenBytes, TokenIds, Tokeniz
 from hlat.data.tokenizers.sentencepiece_convert import is_plain, parse_model, to_tokenizer_json
 from hlat.data.tokenizers.tokenizer_files import config_files, names_without_id, resolve_eos_token
 from hlat.runtime.errors import DataError
-from hlat.runtime.installation import install_command
+from hlat.runtime.version import install_command
 
 _BPE = 2  # value of trainer_spec.model_type
 _CUT = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")

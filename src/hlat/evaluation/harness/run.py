@@ -33,8 +33,8 @@ from hlat.evaluation.responses import Progress, ServedModel, ServingOptions, ser
 from hlat.model import count_parameters
 from hlat.runtime.distributed.join import Runtime
 from hlat.runtime.errors import DataError, StorageError
-from hlat.runtime.installation import install_command
 from hlat.runtime.storage.local_files import write_atomic
+from hlat.runtime.version import install_command
 from hlat.training import TaskRequest
 
 _LOG = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ from itertools import chain as concatenate
 from typing import Any, NamedTuple
 
 from hlat.runtime.errors import HlatError
-from hlat.runtime.installation import install_command
 from hlat.runtime.urls import WEB_PROTOCOLS, find_secret, is_url, redact
+from hlat.runtime.version import install_command
 
 
 class FailureKind(Enum):
