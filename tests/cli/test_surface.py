@@ -233,7 +233,7 @@ def test_the_notice_is_on_standard_error_and_a_json_line_where_asked():
 
 
 def test_the_ten_usual_options_are_the_first_page_of_help_for_a_plan(cli):
-    """Of 24 lines of 80 columns, one is the command."""
+    """One of the 24 lines is the command."""
     shown = cli("plan", "--help", env=os.environ | {"COLUMNS": "80", "TERM": "dumb"}).stdout.splitlines()
     first = shown[: next(number for number, line in enumerate(shown, 1) if line.startswith("╰"))]
     assert len(first) <= 23

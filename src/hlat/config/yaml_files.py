@@ -218,7 +218,9 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def with_own_names(content: dict[str, Any]) -> dict[str, Any]:
     """Rename Hugging Face's names in the model section; those stay whose field is given too, with another value."""
     model = content.get("model")
-    given_names = [name for name in HF_NAMES if isinstance(model, dict) and name in model]
+    if not isinstance(model, dict):
+        return content
+    given_names = [name for name in HF_NAMES if name in model]
     for name in given_names:
         field, _, below = HF_NAMES[name].partition(".")
         value = {below: model[name]} if below else model[name]

@@ -276,7 +276,8 @@ def _data_lines(texts: Texts, sizes: Sizes, model: dict[str, str]) -> list[str]:
     lines.append(f"  sequence_length: {sizes.sequence_length}")
     if "from" not in model:
         lines.append(f"  tokenizer: {{train: bpe, vocab_size: {sizes.vocab_size}}}")
-    return [*lines, "  validation: {fraction: 0.01, by: document}"]
+    # Of several sources each gives its tail: of one with few documents, a hash may choose none.
+    return [*lines, f"  validation: {{fraction: 0.01, by: {'tail' if texts.sources else 'document'}}}"]
 
 
 def _source_line(source: Texts, whole: int) -> str:
