@@ -76,7 +76,7 @@ SURFACE = {
     "launch slurm": {
         *("recipe", "overrides", "--nodes", "--nproc", "--instance", "--hardware", "--env", "--name", "--grace"),
         *("--program", "--time", "--chain", "--partition", "--account", "--qos", "--exclude", "--cpus-per-task"),
-        *("--to", "--set", "--srun", "--setup", "--dry-run", "--doctor"),
+        *("--to", "--sbatch", "--srun", "--setup", "--dry-run", "--doctor"),
     },
     "launch kubernetes": {
         *(
@@ -87,9 +87,6 @@ SURFACE = {
             "--instance",
             "--hardware",
             "--env",
-            "--set",
-            "--label",
-            "--toleration",
             "--name",
             "--grace",
         ),
@@ -236,7 +233,7 @@ def test_the_notice_is_on_standard_error_and_a_json_line_where_asked():
 
 
 def test_the_ten_usual_options_are_the_first_page_of_help_for_a_plan(cli):
-    """The first page is 24 lines of 80 columns, one of which is the command."""
+    """One of the 24 lines is the command."""
     shown = cli("plan", "--help", env=os.environ | {"COLUMNS": "80", "TERM": "dumb"}).stdout.splitlines()
     first = shown[: next(number for number, line in enumerate(shown, 1) if line.startswith("╰"))]
     assert len(first) <= 23

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hlat.runtime import installation
+from hlat.runtime import version
 from hlat.runtime.urls import redact
 from hlat.runtime.version import install_command
 from tests.support.pages import ROOT
@@ -41,7 +41,7 @@ class Installed:
     ],
 )
 def test_the_command(origin: Any, extras: tuple[str, ...], command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation, "distribution", lambda name: Installed(origin))
+    monkeypatch.setattr(version, "distribution", lambda name: Installed(origin))
     assert sorted(install_command(*extras).split()) == sorted(command.split())
 
 

@@ -1,9 +1,7 @@
-"""The installation of hlat: its version, and commands that install its extras.
+"""The installation of hlat: its version, and commands that install extras of it, which is on no package index.
 
 direct_url.json of the installation (PEP 610) -> folder, archive or git -> its path or URL with the extras
 no such file, as from an index of one's own   -> the requirements of the extras, from hlat's metadata
-
-hlat is on no package index, so the command for an extra depends on how hlat itself was installed.
 """
 
 import json
@@ -18,7 +16,6 @@ from urllib.request import url2pathname
 from hlat.runtime.urls import redact
 
 _PROJECT = Path(__file__).parents[3] / "pyproject.toml"
-_OF_EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
 
 
 def hlat_version() -> str:
@@ -31,13 +28,16 @@ def hlat_version() -> str:
         return str(tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]["version"])
 
 
+_OF_EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
+
+
 def install_command(*extras: str) -> str:
     """Return the command that installs extras, as hlat itself was installed here."""
     names = ",".join(extras)
     try:
         found = distribution("hlat")
     except PackageNotFoundError:  # its folder is on the path, and nothing was installed
-        return f"pip install -e {shlex.quote(f'{Path(__file__).parents[3]}[{names}]')}"
+        return f"pip install -e {shlex.quote(f'{_PROJECT.parent}[{names}]')}"
     origin = json.loads(found.read_text("direct_url.json") or "null")
     if origin is not None:
         return f"pip install {_same_again(origin, names)}"
