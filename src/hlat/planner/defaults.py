@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
+from math import sqrt
 from os import sysconf
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -79,7 +80,7 @@ def load_run_recipe(path: str, overrides: Sequence[str] = (), *, world: int | No
 
 def compute_batch(flops: float) -> float:
     """Tokens per step that are best for an amount of compute."""
-    return 0.2920 * flops**0.3271
+    return 0.2920 * float(flops**0.3271)
 
 
 def learning_rate(flops: float, *, trained: bool) -> float:
@@ -103,7 +104,7 @@ def held_tokens(memory: float, parameters: int, *, is_host: bool) -> float:
     # A sample keeps about 34 bytes per token, layer and unit of width (Korthikanti et al. 2022, equation 2, without the
     # scores of attention). Layers times width is 1.6 times the root of the parameters in LLaMA 7B, and below 3.5 for
     # the shapes that are drafted: 5 errs on the safe side.
-    tokens = memory / 5 / (34 * 5 * parameters**0.5)
+    tokens = memory / 5 / (34 * 5 * sqrt(parameters))
     return min(tokens, _HOST_TOKENS) if is_host else tokens
 
 
@@ -163,7 +164,7 @@ def _choices(recipe: Recipe, paths: list[str], world: int, on: Cluster | None, *
         yield _host_layout(recipe, world)
     flops = float(flops_per_token(recipe.model, recipe.data.sequence_length)) * recipe.total_tokens
     trained = recipe.checkpoint.init_from is not None
-    by_run = {}
+    by_run: dict[str, Any] = {}
     if "schedule.warmup_steps" in paths:
         by_run["schedule.warmup_steps"] = _warmup(recipe)
     if "optimizer.lr" in paths:
@@ -235,11 +236,12 @@ def _planned(recipe: Recipe, layout: set[str], cluster: Cluster, world: int) -> 
 
     PlanError: the recipe is not planned.
     """
+    from hlat.planner.cost.step_time import step_times  # noqa: PLC0415
     from hlat.planner.memory import estimated_ranks  # noqa: PLC0415 - imports torch
     from hlat.planner.problem.layouts import Candidate, layout_violations, parallel_zero_stages, recipe_step  # noqa: PLC0415
     from hlat.planner.problem.request import has_fast_bf16  # noqa: PLC0415
     from hlat.planner.problem.workload import RECOMPUTE_POLICIES  # noqa: PLC0415
-    from hlat.planner.search import break_tie, predict_layout, step_times, workload_columns  # noqa: PLC0415
+    from hlat.planner.search import break_tie, predict_layout, workload_columns  # noqa: PLC0415
     from hlat.precision import resolve_mode  # noqa: PLC0415
 
     mode = resolve_mode(recipe.precision.mode, has_fast_bf16(cluster.chip))
