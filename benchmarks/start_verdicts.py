@@ -1,4 +1,4 @@
-"""What `hlat launch`, `check --on` and `train` say of memory before a start, beside a rehearsal, on random recipes.
+"""Verdicts on memory before a start (`hlat launch`, `check --on`, `train`) beside a rehearsal, on random recipes.
 
 A rehearsal runs the program itself on tensors without memory and is the truth here. Recipes are drawn by lot: models of
 real widths with few layers, so that a rehearsal takes seconds; lengths, micro-batches, policies and layouts.

@@ -28,7 +28,7 @@ from hlat.planner import (
     LEAST_STEPS,
     compute_batch,
     held_tokens,
-    learning_rate,
+    peak_rate,
     save_every,
     warmup_steps,
 )
@@ -154,7 +154,7 @@ def choose_sizes(
         sequence_length=length,
         global_batch=batch,
         micro_batch=_micro_batch(batch // machine.devices, parameters, length, machine),
-        learning_rate=learning_rate(spent, trained=trained),
+        learning_rate=peak_rate(spent, trained=trained),
         seconds=spent / machine.rate,
     )
 

@@ -36,16 +36,15 @@ __getattr__ = lazily(
     {
         "cost.step_time": "OperationTimes Timeline",
         "defaults": (
-            "LEAST_STEPS compute_batch held_tokens learning_rate load_run_recipe resolve_defaults save_every "
-            "warmup_steps"
+            "LEAST_STEPS compute_batch held_tokens peak_rate load_run_recipe resolve_defaults save_every warmup_steps"
         ),
         "expected": "days_text likely usd_words",
-        "fit": "MemoryFit MemoryRemedy fit_here predict_recipe recipe_fit remedies",
+        "fit": "MemoryRemedy fit_here predict_recipe recipe_fit remedies",
         "grid": "PlanGrid check_grid_options plan_grid",
         "grid_table": "grid_lines grid_page",
         "memory": "device_overhead has_fused_kernels",
         "plan": "TrainingPlan fits format_number make_plan recipe_fragment run_determinism_cost",
-        "problem.layouts": "Candidate layout_violations machines_with recipe_step",
+        "problem.layouts": "machines_with recipe_step",
         "problem.question": "PlanQuestion check_options price_kind",
         "problem.request": "PlanRequest resolve_request",
         "problem.workload": "RECOMPUTE_POLICIES",

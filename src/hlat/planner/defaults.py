@@ -83,7 +83,7 @@ def compute_batch(flops: float) -> float:
     return 0.2920 * float(flops**0.3271)
 
 
-def learning_rate(flops: float, *, trained: bool) -> float:
+def peak_rate(flops: float, *, trained: bool) -> float:
     """Peak rate for an amount of compute, of a model that is ``trained`` already or new."""
     rate = min(_LARGEST_RATE, 0.3118 * flops**-0.125) * (_CONTINUED if trained else 1.0)
     return float(f"{rate:.1e}")  # two digits, for people: the law is no more exact
@@ -168,7 +168,7 @@ def _choices(recipe: Recipe, paths: list[str], world: int, on: Cluster | None, *
     if "schedule.warmup_steps" in paths:
         by_run["schedule.warmup_steps"] = _warmup(recipe)
     if "optimizer.lr" in paths:
-        by_run["optimizer.lr"] = learning_rate(flops, trained=trained)
+        by_run["optimizer.lr"] = peak_rate(flops, trained=trained)
     if by_run:
         share = f"{_WARMUP:.0%} of the steps; " if "schedule.warmup_steps" in by_run else ""
         usual = f"{'a tenth of ' * trained}the rate for {flops:.2g} FLOPs, at most {_LARGEST_RATE:g} (arXiv 2401.02954)"
@@ -238,7 +238,12 @@ def _planned(recipe: Recipe, layout: set[str], cluster: Cluster, world: int) -> 
     """
     from hlat.planner.cost.step_time import step_times  # noqa: PLC0415
     from hlat.planner.memory import estimated_ranks  # noqa: PLC0415 - imports torch
-    from hlat.planner.problem.layouts import Candidate, layout_violations, parallel_zero_stages, recipe_step  # noqa: PLC0415
+    from hlat.planner.problem.layouts import (  # noqa: PLC0415
+        Candidate,
+        layout_violations,
+        parallel_zero_stages,
+        recipe_step,
+    )
     from hlat.planner.problem.request import has_fast_bf16  # noqa: PLC0415
     from hlat.planner.problem.workload import RECOMPUTE_POLICIES  # noqa: PLC0415
     from hlat.planner.search import break_tie, predict_layout, workload_columns  # noqa: PLC0415
