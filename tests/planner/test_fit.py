@@ -1,4 +1,4 @@
-"""Words of launch, check and train on memory before a start: the recipe as it is written, and changes that help."""
+"""Memory before a start, as launch, check and train judge it: the recipe as it is written, and changes that help."""
 
 import json
 import logging

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from hlat.launch.schedulers.slurm import *
     from hlat.launch.start_checks import *
     from hlat.launch.start_examination import *
-    from hlat.launch.start_summary import *
     from hlat.launch.supervision.incidents import *
     from hlat.launch.supervision.local_run import *
     from hlat.launch.supervision.supervisor import *
@@ -45,8 +44,7 @@ __getattr__ = lazily(
         "run_request": "RunRequest",
         "schedulers.slurm": "SlurmOptions SlurmSubmission batch_script cancel_job job_log job_state submit_script",
         "start_checks": "Here",
-        "start_examination": "check_extensions load_and_check",
-        "start_summary": "summary_lines",
+        "start_examination": "check_extensions load_and_check summary_lines",
         "supervision.incidents": "RunOutcome",
         "supervision.local_run": "run_processes supervise",
         "supervision.supervisor": "Supervision Voice",

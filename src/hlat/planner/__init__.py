@@ -38,11 +38,11 @@ __getattr__ = lazily(
             "LEAST_STEPS compute_batch held_tokens load_run_recipe peak_rate resolve_defaults save_every warmup_steps"
         ),
         "expected": "days_text likely usd_words",
-        "fit": "fit_here predict_recipe recipe_fit remedies",
+        "fit": "MemoryRemedy fit_here predict_recipe recipe_fit remedies",
         "grid": "PlanGrid check_grid_options grid_lines grid_page plan_grid",
         "memory": "device_overhead has_fused_kernels",
         "plan": "TrainingPlan fits format_number make_plan recipe_fragment run_determinism_cost",
-        "problem.layouts": "Candidate machines_with recipe_step",
+        "problem.layouts": "machines_with recipe_step",
         "problem.question": "PlanQuestion check_options price_kind",
         "problem.request": "PlanRequest resolve_request",
         "problem.workload": "RECOMPUTE_POLICIES",

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
+from math import sqrt
 from os import sysconf
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -79,7 +80,7 @@ def load_run_recipe(path: str, overrides: Sequence[str] = (), *, world: int | No
 
 def compute_batch(flops: float) -> float:
     """Tokens per step that are best for an amount of compute."""
-    return float(0.2920 * flops**0.3271)
+    return 0.2920 * float(flops**0.3271)
 
 
 def peak_rate(flops: float, *, trained: bool) -> float:
@@ -103,7 +104,7 @@ def held_tokens(memory: float, parameters: int, *, is_host: bool) -> float:
     # A sample keeps about 34 bytes per token, layer and unit of width (Korthikanti et al. 2022, equation 2, without the
     # scores of attention). Layers times width is 1.6 times the root of the parameters in LLaMA 7B, and below 3.5 for
     # the shapes that are drafted: 5 errs on the safe side.
-    tokens = float(memory / 5 / (34 * 5 * parameters**0.5))
+    tokens = memory / 5 / (34 * 5 * sqrt(parameters))
     return min(tokens, _HOST_TOKENS) if is_host else tokens
 
 
@@ -163,7 +164,7 @@ def _choices(recipe: Recipe, paths: list[str], world: int, on: Cluster | None, *
         yield _host_layout(recipe, world)
     flops = float(flops_per_token(recipe.model, recipe.data.sequence_length)) * recipe.total_tokens
     trained = recipe.checkpoint.init_from is not None
-    by_run: dict[str, float] = {}
+    by_run: dict[str, Any] = {}
     if "schedule.warmup_steps" in paths:
         by_run["schedule.warmup_steps"] = _warmup(recipe)
     if "optimizer.lr" in paths:

@@ -1,4 +1,4 @@
-"""Verdict whether the step of a recipe fits into the memory of a device, and the nearest changes with which it would.
+"""Memory of a recipe's step beside that of a device, and the nearest changes with which it fits.
 
     recipe, cluster, processes --recipe_fit--> bytes of the fullest rank --> MemoryFit; fit_here: of this machine
     PlanRequest, Candidate --remedies--> changes of the fewest fields with which it fits, each counted again
@@ -63,7 +63,7 @@ class MemoryFit:
 
     @property
     def remedy(self) -> str:
-        """Say what would work."""
+        """Changes that would work, in words."""
         if not self.remedies:
             return (
                 f"`hlat plan --model RECIPE --cluster {self.cluster} --search` looks for a layout, or for more devices."
