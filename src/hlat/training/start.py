@@ -370,16 +370,11 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
 
 def _header(state: RunState, parameters: int, device: str) -> list[tuple[str, dict[str, Any]]]:
     """Return the lines that every run begins with, narrower than 80 columns where names allow it, and their values."""
-    recipe, prepared, model = state.recipe, state.prepared, state.recipe.model
+    recipe, prepared, run = state.recipe, state.prepared, state.recipe.run_dir
     layout = recipe.parallel.describe(state.model.layout.data) if state.runtime.world > 1 else "1 process"
     training = "" if recipe.data.mode == "online" else f"{prepared.train_tokens:,} tokens, "
-    run, init_from = recipe.run_dir, recipe.checkpoint.init_from
-    of_model = {
-        "run": recipe.run.name,
-        "parameters": parameters,
-        "layers": model.layers,
-        "vocab_size": model.vocab_size,
-    }
+    init_from, layers, size = recipe.checkpoint.init_from, recipe.model.layers, recipe.model.vocab_size
+    of_model = {"run": recipe.run.name, "parameters": parameters, "layers": layers, "vocab_size": size}
     tokens = {"validation_tokens": prepared.validation_tokens, "tokens_per_step": recipe.tokens_per_step}
     of_data = {"steps": recipe.total_steps, **tokens, **({"train_tokens": prepared.train_tokens} if training else {})}
     of_run = {
@@ -388,9 +383,9 @@ def _header(state: RunState, parameters: int, device: str) -> list[tuple[str, di
         "processes": state.runtime.world,
         "folder": str(run),
     }
-    head = f"{recipe.run.name}: {parameters:,} parameters, {plural(model.layers, 'layer')}, "
+    head = f"{recipe.run.name}: {parameters:,} parameters, {plural(layers, 'layer')}, "
     lines: list[tuple[str, dict[str, Any]]] = [
-        (f"{head}vocabulary {model.vocab_size:,}", of_model),
+        (f"{head}vocabulary {size:,}", of_model),
         (f"data: {training}{prepared.validation_tokens:,} for validation; {recipe.steps_and_tokens}", of_data),
         (f"run: {recipe.precision.mode} on {device}, {layout}; in {run}", of_run | recipe.parallel.model_dump()),
     ]
