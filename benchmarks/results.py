@@ -205,25 +205,26 @@ def table(records: dict[str, Record]) -> str:
     lines = [
         "# Results",
         "",
-        "Generated from `benchmarks/results/*.json` by `python benchmarks/results.py --write`; do not edit. Each row is",
-        f"one record: its first {SHOWN} claims, how many more its file has, and the script that measured them. A number",
-        "is the median of its rounds, with their range in brackets. Busy: other programs, or the host of a virtual",
-        "machine, used the processor at the same time.",
+        "Generated from `benchmarks/results/*.json` by `python benchmarks/results.py --write`; do not edit. Each row",
+        f"is one record: its first {SHOWN} claims, how many more its file has, and the script that measured them. A",
+        "number is the median of its rounds, with their range in brackets. Busy: other programs, or the host of a",
+        "virtual machine, used the processor at the same time.",
     ]
-    measured = {name: record for name, record in records.items() if record.source != TRANSCRIBED}
     pages: defaultdict[str, list[tuple[str, Record]]] = defaultdict(list)
-    for name, record in measured.items():
-        pages[record.page].append((name, record))
+    copied: defaultdict[str, list[str]] = defaultdict(list)  # out of a page, by hand: it says no more than the page
+    for name, record in records.items():
+        if record.source == TRANSCRIBED:
+            copied[record.page].append(_link(name))
+        else:
+            pages[record.page].append((name, record))
     for page in sorted(pages):
         title = (NOTEBOOK / page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
         lines += ["", f"## [{title}]({page})", "", "| record, script | claims | machine, date |", "|---|---|---|"]
         lines += [_row(*item) for item in sorted(pages[page], key=lambda item: (-item[1].date.toordinal(), item[0]))]
-    # what was copied by hand out of a page says no more than the page
-    copied = [f"- {_link(name)} from [{record.page}]({record.page})" for name, record in records.items()]
-    copied = [line for line, name in zip(copied, records, strict=True) if name not in measured]
-    if copied:
-        lines += ["", "## Transcribed", "", "Copied by hand from a page, measured before benchmarks wrote records:", ""]
-    return "\n".join([*lines, *copied]) + "\n"
+    lines += ["", "## Transcribed", "", "Copied by hand from a page, measured before benchmarks wrote records.", ""]
+    lines += ["| page | records |", "|---|---|"]
+    lines += [f"| [{page}]({page}) | {', '.join(links)} |" for page, links in sorted(copied.items())]
+    return "\n".join(lines) + "\n"
 
 
 def _row(name: str, record: Record) -> str:

@@ -124,7 +124,7 @@ def test_the_table_shows_measured_claims_and_names_transcribed_records(results: 
     (row,) = [line for line in table.splitlines() if "speed of something" in line]
     assert row.count("1.5 s") == 3 and "2 more" in row and "unknown, 2026-11-22" in row
     assert "[new](../../benchmarks/results/new.json), [integrity.py](../../benchmarks/integrity.py)" in row
-    assert table.splitlines()[-1] == "- [old](../../benchmarks/results/old.json) from [recovery.md](recovery.md)"
+    assert table.splitlines()[-1] == "| [recovery.md](recovery.md) | [old](../../benchmarks/results/old.json) |"
 
 
 def test_relative_links_lead_to_files_and_headings() -> None:
