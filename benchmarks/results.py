@@ -1,4 +1,4 @@
-"""Records of measurements: every benchmark writes one, and docs/notebook/results.md is the table of all of them.
+"""Records of measurements: every benchmark writes one, and docs/notebook/results.md is the table of them.
 
     benchmark --Recorder--> benchmarks/results/NAME.json --this script--> docs/notebook/results.md
 
@@ -37,6 +37,7 @@ NOTEBOOK = ROOT / "docs" / "notebook"
 TABLE = NOTEBOOK / "results.md"
 FOLDER_VARIABLE = "HLAT_BENCHMARK_RESULTS"
 TRANSCRIBED = "transcribed from the notebook"
+SHOWN = 3  # claims of a record in the table
 BUSY_STEAL, BUSY_OTHERS = 0.02, 0.05
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -103,7 +104,6 @@ class Record(_Strict):
     commit: str | None = Field(description="git describe --always --dirty at the time; null if unknown")
     versions: dict[str, str | None] = Field(description="versions by package: torch, hlat, and those of peers")
     machine: Machine
-    superseded_by: str | None = Field(None, description="name of the record that replaces this one; null if none does")
     claims: list[Claim] = Field(min_length=1)
 
 
@@ -178,7 +178,7 @@ def load_records(folder: Path = RECORDS) -> dict[str, Record]:
     """All records of a folder by name.
 
     Raises:
-        ValueError: a file breaks the schema, or names a page, script or record that does not exist; the message names
+        ValueError: a file breaks the schema, or names a page or script that does not exist; the message names
             the file.
     """
     records = {}
@@ -188,8 +188,6 @@ def load_records(folder: Path = RECORDS) -> dict[str, Record]:
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from None
     for name, record in records.items():
-        if record.superseded_by is not None and record.superseded_by not in records:
-            raise ValueError(f"{name}.json: superseded_by names no record: {record.superseded_by}")
         if not (NOTEBOOK / record.page).is_file():
             raise ValueError(f"{name}.json: page is no page of docs/notebook: {record.page}")
         if not (ROOT / record.script).exists():
@@ -203,39 +201,48 @@ def schema() -> str:
 
 
 def table(records: dict[str, Record]) -> str:
-    """Markdown of docs/notebook/results.md: all claims, by page of the notebook, newest first."""
+    """Markdown of docs/notebook/results.md: a row per record with its first claims, by page of the notebook."""
     lines = [
         "# Results",
         "",
-        "Generated from `benchmarks/results/*.json` by `python benchmarks/results.py --write`; do not edit. Each",
-        "number is the median of its rounds, with their range in brackets. *Transcribed* records were copied by hand",
-        "from the page of the notebook, because they were measured before benchmarks wrote records. ~~Struck~~ claims",
-        "are superseded. Busy: other programs, or the host of a virtual machine, used the processor at the same time.",
+        "Generated from `benchmarks/results/*.json` by `python benchmarks/results.py --write`; do not edit. Each row",
+        f"is one record: its first {SHOWN} claims, how many more its file has, and the script that measured them. A",
+        "number is the median of its rounds, with their range in brackets. Busy: other programs, or the host of a",
+        "virtual machine, used the processor at the same time.",
     ]
     pages: defaultdict[str, list[tuple[str, Record]]] = defaultdict(list)
+    copied: defaultdict[str, list[str]] = defaultdict(list)  # out of a page, by hand: it says no more than the page
     for name, record in records.items():
-        pages[record.page].append((name, record))
+        if record.source == TRANSCRIBED:
+            copied[record.page].append(_link(name))
+        else:
+            pages[record.page].append((name, record))
     for page in sorted(pages):
         title = (NOTEBOOK / page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-        lines += ["", f"## [{title}]({page})", ""]
-        lines += ["| claim | number | peer | script | machine | date |", "|---|---|---|---|---|---|"]
-        for name, record in sorted(pages[page], key=lambda item: (-item[1].date.toordinal(), item[0])):
-            lines += [_row(name, record, claim) for claim in record.claims]
+        lines += ["", f"## [{title}]({page})", "", "| record, script | claims | machine, date |", "|---|---|---|"]
+        lines += [_row(*item) for item in sorted(pages[page], key=lambda item: (-item[1].date.toordinal(), item[0]))]
+    lines += ["", "## Transcribed", "", "Copied by hand from a page, measured before benchmarks wrote records.", ""]
+    lines += ["| page | records |", "|---|---|"]
+    lines += [f"| [{page}]({page}) | {', '.join(links)} |" for page, links in sorted(copied.items())]
     return "\n".join(lines) + "\n"
 
 
-def _row(name: str, record: Record, claim: Claim) -> str:
-    old = record.superseded_by
-    text = f"~~{claim.claim}~~ (superseded by {old})" if old else claim.claim
-    text += f"; {claim.note}" if claim.note else ""
-    peer = f"{claim.peer.name}: {_show(claim.peer, claim.unit)}" if claim.peer else ""
-    script = (
-        f"[{Path(record.script).name}](../../{record.script})" if (ROOT / record.script).is_file() else record.script
-    )
-    source = f"[record](../../benchmarks/results/{name}.json)"
-    source += ", *transcribed*" if record.source == TRANSCRIBED else ""
-    cells = (text, _show(claim.ours, claim.unit), peer, f"{script}, {source}", _show_machine(record), str(record.date))
+def _row(name: str, record: Record) -> str:
+    script = f"[{Path(record.script).name}](../../{record.script})"
+    shown = [_claim(claim) for claim in record.claims[:SHOWN]]
+    more = len(record.claims) - len(shown)
+    shown += [f"{more} more"] if more else []
+    cells = (f"{_link(name)}, {script}", "<br>".join(shown), f"{_show_machine(record)}, {record.date}")
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _link(name: str) -> str:
+    return f"[{name}](../../benchmarks/results/{name}.json)"
+
+
+def _claim(claim: Claim) -> str:
+    peer = f"; {claim.peer.name}: {_show(claim.peer, claim.unit)}" if claim.peer else ""
+    return f"{claim.claim}: **{_show(claim.ours, claim.unit)}**{peer}"
 
 
 def _show(quantity: Quantity, unit: str) -> str:

@@ -53,10 +53,12 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Lead links out of docs/ to the pages and files that ``on_files`` has added."""
+    """Lead links to the pages and files that ``on_files`` has added; keep the notebook out of the search."""
     uri = page.file.src_uri
     if uri in PAGES:
         return markdown
+    if uri.startswith("notebook/"):
+        page.meta["search"] = {"exclude": True}  # records, where a search should find instructions
 
     def lead(match: re.Match[str]) -> str:
         text, target = match.groups()

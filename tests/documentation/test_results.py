@@ -110,17 +110,21 @@ def test_a_record_without_claims_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_superseded_claim_is_struck_and_unknown_values_are_shown(results: ModuleType) -> None:
+def test_the_table_shows_measured_claims_and_names_transcribed_records(results: ModuleType) -> None:
     machine = {"cpu": None, "cores": None, "bf16": None, "load": None}
     claim = {"claim": "speed of something", "unit": "s", "ours": {"value": 1.5}}
     content = {
-        "script": "benchmarks/integrity.py", "command": None, "source": "transcribed from the notebook",
+        "script": "benchmarks/integrity.py", "command": None, "source": "measured by the script",
         "page": "recovery.md", "date": "2026-11-22", "commit": None, "versions": {}, "machine": machine,
-        "superseded_by": "newer", "claims": [claim],
+        "claims": [claim] * 5,
     }  # fmt: skip
-    row = results.table({"older": results.Record.model_validate(content)}).splitlines()[-1]
-    assert "~~speed of something~~ (superseded by newer)" in row
-    assert "*transcribed*" in row and "| unknown |" in row and "1.5 s" in row
+    copied = content | {"source": "transcribed from the notebook"}
+    made = {"new": results.Record.model_validate(content), "old": results.Record.model_validate(copied)}
+    table = results.table(made)
+    (row,) = [line for line in table.splitlines() if "speed of something" in line]
+    assert row.count("1.5 s") == 3 and "2 more" in row and "unknown, 2026-11-22" in row
+    assert "[new](../../benchmarks/results/new.json), [integrity.py](../../benchmarks/integrity.py)" in row
+    assert table.splitlines()[-1] == "| [recovery.md](recovery.md) | [old](../../benchmarks/results/old.json) |"
 
 
 def test_relative_links_lead_to_files_and_headings() -> None:

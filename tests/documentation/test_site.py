@@ -3,6 +3,7 @@
 Needs the extra docs, and the search Chromium (extra browser); .ci/run has both.
 """
 
+import json
 import re
 import subprocess
 import sys
@@ -46,10 +47,11 @@ class Loaded(HTMLParser):
             self.found.append(values.get(names[tag]) or "")
 
 
-def test_the_navigation_has_every_page() -> None:
+def test_the_navigation_has_every_page_but_those_of_the_notebook() -> None:
     named = list(pages_of(NAVIGATION))
     assert len(named) == len(set(named))
     written = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    written = {page for page in written if not page.startswith("notebook/")}
     assert written | PAGES.keys() == {name for name in named if not name.startswith("project/")}
 
 
@@ -75,6 +77,13 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
     assert {name: urls for name, urls in elsewhere.items() if urls} == {}
     styles = [file for file in site.rglob("*.css") if re.search(r"url\(['\"]?(https?:)?//", file.read_text())]
     assert styles == []
+
+
+def test_the_search_finds_instructions_and_no_records(site: Path) -> None:
+    index = json.loads((site / "search/search_index.json").read_text(encoding="utf-8"))
+    found = {entry["location"].partition("/")[0] for entry in index["docs"]}
+    assert (site / "notebook/speed.html").is_file()
+    assert "reference" in found and "notebook" not in found
 
 
 SEARCH = """

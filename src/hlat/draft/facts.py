@@ -161,7 +161,7 @@ REACHED = 0.35
 """Assumed share of the peak that a step reaches: of measured products on a CPU, of the published peak elsewhere.
 
 Published runs of dense models on accelerators reach 0.3 to 0.55 (docs/planning.md); hlat's own step on CPUs reached 0.3
-to 0.7 of measured products (docs/notebook/results.md).
+to 0.7 of measured products (docs/notebook/speed.md, quickstart.md).
 """
 
 
