@@ -13,32 +13,42 @@ import hlat
 ROOT = Path(hlat.__file__).parent
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 CEILINGS = {
-    # room: (lines of code, nodes), 3 % above what there was on 2026-11-27
+    # room: (lines of code, nodes), 3 % above what there was on 2026-11-27, or raised for what the comment says
     "": (363, 2836),  # with precision and quickstart, a module each
     "activation_checkpointing": (543, 5791),
-    "api": (790, 6200),
+    # hlat.train takes own parts and shows its progress
+    "api": (840, 6660),
     "checkpoint": (4580, 45433),
-    "cli": (2464, 21696),
+    # old names of options for a release, check --on, --anyway, presets
+    "cli": (2640, 23150),
     "compilation": (289, 2999),
-    "config": (3741, 35115),
+    # parts of the user's own, defaults that give way, names of other programs, own names of Hugging Face
+    "config": (4140, 39800),
     "data": (9163, 97938),
-    "draft": (355, 3611),
-    "evaluation": (2429, 26274),
+    # corpora of several paths and formats are drafted as sources
+    "draft": (475, 5050),
+    # tasks that are functions
+    "evaluation": (2440, 26400),
     "hardware": (910, 9650),  # prices.py reads files of quotes: 160 lines for its columns, choices and mistakes
-    "launch": (6824, 66518),
+    # memory before a start, options and paths of Kubernetes, memory and names of Slurm's jobs
+    "launch": (7000, 68500),
     "model": (3676, 41831),
-    "optim": (1073, 11732),
+    # any element-wise optimizer of torch by its name, with the proof that it may be sharded
+    "optim": (1380, 15650),
     "page": (429, 5859),
     "parallel": (3017, 33456),
-    # Raised for grids of plans (276 lines), and what a plan says of networks, recipes, costs and its suggestions.
-    "planner": (4710, 50700),
+    # memory of a recipe before a start, with remedies; defaults by size and device
+    "planner": (5080, 54800),
     "rehearsal": (1506, 15400),
-    "reporting": (1174, 12230),
+    # lists that are cut, with a count
+    "reporting": (1200, 12650),
     "resilience": (1120, 11975),
     "runtime": (5311, 47677),
     "sweep": (289, 3267),
-    "tracking": (1399, 13559),
-    "training": (3149, 30781),
+    # time left with validations and saves, own trackers
+    "tracking": (1500, 15050),
+    # own parts are checked and recorded; the last save of a small run
+    "training": (3190, 31700),
 }
 
 
