@@ -31,7 +31,7 @@ def test_a_budget_is_accepted() -> None:
     ("memory", "message"),
     [
         ({"activation_checkpointing": "budget"}, "needs the GiB"),
-        ({"budget_gib": 2}, "activation_checkpointing=none keeps what it keeps"),
+        ({"activation_checkpointing": "none", "budget_gib": 2}, "activation_checkpointing=none keeps what it keeps"),
         ({"activation_checkpointing": "full", "budget_gib": 2}, "=budget"),
         ({"activation_checkpointing": "budget", "budget_gib": 0}, "greater than 0"),
         ({"activation_checkpointing": "some"}, "'selective'"),

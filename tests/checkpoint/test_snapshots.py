@@ -174,7 +174,7 @@ def test_a_folder_shared_by_two_machines_is_an_error(cluster: Cluster) -> None:
             shared.tier(ranks, TWO_BY_TWO)
         return str(caught.value)
 
-    assert all("machines 0 and 1 share this folder" in message for message in shared.run(TWO_BY_TWO, work))
+    assert all("machines 0, 1 share this folder" in message for message in shared.run(TWO_BY_TWO, work))
     assert cluster.run((0, 0, 0, 0), lambda ranks: shared.tier(ranks, (0, 0, 0, 0)).warning)
 
 

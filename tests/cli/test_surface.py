@@ -11,14 +11,14 @@ from hlat.cli import app
 from hlat.cli.options import RENAMED, current_options
 
 SURFACE = {
-    "check": {"recipe", "overrides", "--world", "--nproc", "--no-files", "--json"},
+    "check": {"recipe", "overrides", "--world", "--nproc", "--on", "--no-files", "--json"},
     "schema": set(),
     "recipe presets": set(),
     "recipe from-nxdt": {"source", "overrides", "--to", "--model"},
     "data prepare": {"recipe", "overrides", "--workers", "--part"},
     "data merge": {"recipe", "words"},
     "data tokenizer": {"recipe", "overrides", "--to"},
-    "data show": {"source", "overrides", "--samples", "--max-tokens", "--json"},
+    "data show": {"source", "overrides", "--samples", "--max-tokens", "--json", "--verbose"},
     "data verify": {"source", "overrides"},
     "checkpoint list": {"run", "--json"},
     "checkpoint show": {"checkpoint", "--json"},
@@ -36,8 +36,8 @@ SURFACE = {
         *("--nodes", "--node", "--address"),
         "--verbose",
     },
-    "show": {"run", "--json"},
-    "compare": {"runs", "--json"},
+    "show": {"run", "--json", "--verbose"},
+    "compare": {"runs", "--json", "--verbose"},
     "compile": {"recipe", "overrides", "--nproc", "--device", "--to", "--unpack"},
     "report": {"runs", "--to", "--serve", "--port", "--cluster", "--price", "--hardware"},
     "runs": {"folder", "--json"},
@@ -76,7 +76,7 @@ SURFACE = {
     "launch slurm": {
         *("recipe", "overrides", "--nodes", "--nproc", "--instance", "--hardware", "--env", "--name", "--grace"),
         *("--program", "--time", "--chain", "--partition", "--account", "--qos", "--exclude", "--cpus-per-task"),
-        *("--to", "--sbatch", "--srun", "--setup", "--dry-run", "--doctor"),
+        *("--to", "--set", "--srun", "--setup", "--dry-run", "--doctor", "--anyway"),
     },
     "launch kubernetes": {
         *(
@@ -89,6 +89,10 @@ SURFACE = {
             "--env",
             "--name",
             "--grace",
+            "--anyway",
+            "--set",
+            "--label",
+            "--toleration",
         ),
         *("--program", "--image", "--kind", "--namespace", "--volume", "--resource", "--node-selector", "--dry-run"),
         "--no-probes",
@@ -122,7 +126,7 @@ SURFACE = {
     "init": {"texts", "--to", "--time", "--from", "--model", "--text-column", "--name", "--device"},
     "sweep": {
         *("recipe", "axes", "--to", "--nproc", "--only", "--list", "--json"),
-        *("--slurm", "--at-once", "--sbatch", "--dry-run"),
+        *("--slurm", "--at-once", "--set", "--dry-run"),
     },
 }
 
@@ -159,6 +163,7 @@ MEANINGS = {
     "--name": "name of what the verb makes, or reports on",
     "--nodes": "number of hosts",
     "--nproc": "processes on a machine",
+    "--set": "any other setting of a job",
     "--seed": "seed of what is drawn at random",
     "--ssh": "command that reaches a host",
     "--max-tokens": "most tokens of a text",

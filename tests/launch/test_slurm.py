@@ -358,8 +358,8 @@ def examined(launch, tmp_path):
     doctor = tmp_path / "doctor.py"
     doctor.write_text(DOCTOR)
 
-    def start(bad, nodes="2"):
-        return launch("--doctor", "--env", f"STUB_BAD={bad}", program=f"{sys.executable} {doctor}", nodes=nodes)
+    def start(bad, *more, nodes="2"):
+        return launch("--doctor", "--env", f"STUB_BAD={bad}", *more, program=f"{sys.executable} {doctor}", nodes=nodes)
 
     return start
 

@@ -52,6 +52,7 @@ class StartPlace:
 
     def __init__(self, sections: Mapping[str, Any], recipe: Recipe | None, here: Here) -> None:
         self.sections, self.recipe, self.here = sections, recipe, here
+        self.opens_device = True  # False in a process from which those of the run are forked
 
     def choose_defaults(self) -> list[str]:
         """Choose the values that the recipe leaves open, as its processes will; return what is new, with reasons."""
@@ -293,7 +294,7 @@ def check_device_memory(place: StartPlace) -> Iterator[Problem | SettingNote]:
     if here.cluster is None and (not is_here or absent_device(recipe.run.device)):
         return
     on = here.cluster
-    if on is not None and surely_fits(recipe, on):
+    if surely_fits(recipe, on) if on is not None else not place.opens_device:
         return
     from hlat.planner import fit_here, recipe_fit  # noqa: PLC0415 - imports torch
 

@@ -81,6 +81,8 @@ def load_and_check(load: Callable[[], Recipe], here: Here, *, forked: bool = Fal
     place = StartPlace(sections, recipe, here)
     # A child of a process with threads may wait forever for a lock that one of them held.
     can_fork = "torch" not in sys.modules and threading.active_count() == 1
+    # A device that is opened here could not be used by processes that are forked from this one.
+    place.opens_device = can_fork or not forked
     forked = forked and can_fork
     problems, notes, chosen = _find_forked(place) if forked else _find(place)
     # One problem per field is enough.
@@ -116,6 +118,7 @@ def _find_forked(place: StartPlace) -> tuple[list[Problem], list[SettingNote], l
     try:
         answer = json.loads(receiver.recv_bytes())
     except EOFError:
+        place.opens_device = False
         return _find(place)
     finally:
         process.join()

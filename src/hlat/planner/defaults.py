@@ -130,10 +130,11 @@ def _begun_values(recipe: Recipe, world: int | None) -> dict[str, Any]:
     """Values, in the recipe of a run that has begun, of fields that its recipe now leaves open."""
     folder = recipe.run_dir
     paths = [path.split(".") for path in CHOSEN if not recipe.gives(path)]
-    # Without a checkpoint a run starts again, perhaps with another model.
-    if not paths or is_foreign_recipe(folder) or not any(folder.glob("checkpoints/step-*")):
-        return {}
+    # A folder that cannot be read has an error of its own.
     with suppress(OSError, ValueError, yaml.YAMLError, AttributeError):
+        # Without a checkpoint a run starts again, perhaps with another model.
+        if not paths or is_foreign_recipe(folder) or not any(folder.glob("checkpoints/step-*")):
+            return {}
         content = yaml.safe_load((folder / RECIPE_NAME).read_text(encoding="utf-8"))
         found = {
             f"{section}.{name}": content[section][name] for section, name in paths if name in content.get(section, {})

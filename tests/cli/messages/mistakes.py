@@ -29,9 +29,7 @@ def _check(name: str, override: str, *says: str) -> Mistake:
 
 FIELDS = (
     _check("misspelled section", "trainig.steps=4", "trainig: there is no such field", "Did you mean 'training'?"),
-    _check(
-        "section of another program", "train={steps: 3}", "train: there is no", "Here it is training: write", "steps"
-    ),
+    _check("section of another program", "train.steps=3", "train: there is no", "Here it is training: write", "steps"),
     _check("kind for a section", "optimizer=adamw", "optimizer = 'adamw'", "Write optimizer: {kind: adamw}."),
     _check("a field of several sections", "every_steps=3", "write checkpoint.every_steps, evaluation.every_steps or"),
     _check("misspelled field", "optimizer.learning_rate=1", "optimizer.learning_rate", "Here it is optimizer.lr."),

@@ -109,7 +109,7 @@ def test_an_unknown_preset_names_the_three_nearest_and_how_to_list_all(name: str
     for done in hlat_in_turn([(each, tmp_path) for each in commands]):
         assert done.returncode == 2 and len(done.stderr) < 900
         assert sum(preset in done.stderr for preset in PRESETS) <= 6  # a name that contains another
-        assert f"HLAT_VERBOSE=1 before the command lists all {len(PRESETS)}" in done.stderr
+        assert "hlat recipe presets lists all" in done.stderr
 
 
 def test_mistakes_of_one_kind_are_three_and_a_count(tmp_path: Path) -> None:

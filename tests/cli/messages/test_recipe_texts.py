@@ -59,7 +59,7 @@ TEXTS = {
         "precision.mode = 'fp16'",
         "Here it is 'mixed'.",
     ),
-    "a default that does not fit": (": 8}", ": 4}", "micro_batch = 8 (the default): global_batch 4", "Try 2 or 4."),
+    "a value that does not fit": (": 8}", ": 4, micro_batch: 8}", "micro_batch = 8: global_batch 4", "Try 2 or 4."),
     "sets without names": ("batch: {", "evaluation: {sets: [a]}\nbatch: {", "Write {NAME: VALUE}"),
 }
 

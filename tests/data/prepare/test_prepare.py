@@ -149,9 +149,10 @@ def test_progress_counts_up_to_all_bytes(large: Path, tmp_path: Path) -> None:
         progress=lambda stage, done, total: seen.setdefault(stage, []).append((done, total)),
     )
     size = sum(file.stat().st_size for file in large.iterdir())
-    assert list(seen) == ["hash", "sample", "train tokenizer", "tokenize"]
-    merges = seen.pop("train tokenizer")
-    assert [done for done, _ in merges] == sorted(done for done, _ in merges) and merges[-1][0] == merges[-1][1]
+    assert list(seen) == ["hash", "sample", "count words", "train tokenizer", "tokenize"]
+    words, merges = seen.pop("count words"), seen.pop("train tokenizer")  # of characters and of merges
+    assert all(counts == sorted(counts) for counts in ([done for done, _ in steps] for steps in (words, merges)))
+    assert merges[-1][0] == merges[-1][1]
     for steps in seen.values():
         assert {total for _, total in steps} == {size}
         assert [done for done, _ in steps] == sorted(done for done, _ in steps)
