@@ -173,5 +173,5 @@ def test_the_manifests_of_a_run_are_those_of_an_examination_with_one_word_change
     job = next(each for each in yaml.safe_load_all(text) if each["kind"] == "Job")
     (container,) = job["spec"]["template"]["spec"]["containers"]
     verb, arguments = parse(container["command"])
-    assert verb == "doctor" and arguments["nodes"] == 16 and arguments["nproc"] == 8
+    assert verb == "doctor" and arguments["nodes"] == "16" and arguments["nproc"] == 8
     assert not {"livenessProbe", "startupProbe", "readinessProbe"} & container.keys()
