@@ -94,11 +94,11 @@ def test_a_signal_ends_a_process_whose_peer_does_not_connect(begin, tmp_path):
 
 def test_a_late_peer_is_found(begin, tmp_path):
     """Rank 1 waits for a listener, rank 0 starts later, and both train."""
-    port = free_port()
-    last = begin("training.steps=8", **rank_variables(1, port))
+    port, saving = free_port(), ("training.steps=8", "checkpoint.every_steps=4")  # by a saver
+    last = begin(*saving, **rank_variables(1, port))
     wait_until(lambda: is_waiting(tmp_path, 1, last.pid))
     time.sleep(2.5)  # more than two polls
-    first = begin("training.steps=8", **rank_variables(0, port))
+    first = begin(*saving, **rank_variables(0, port))
     out, _ = first.communicate(timeout=BOUND)
     assert (first.returncode, last.wait(timeout=BOUND)) == (0, 0), (tmp_path / "errors-1").read_text()
     assert "finished at step 8" in out
