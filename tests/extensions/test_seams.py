@@ -125,6 +125,8 @@ def test_check_imports_modules_beside_the_recipe(cli, content: dict[str, Any], t
     assert done.returncode == 2 and "importing beside_it failed: ZeroDivisionError" in done.stderr
     (tmp_path / "beside_it.py").write_text("import torch\nclass Own(torch.optim.SGD):\n    pass\n")
     assert cli("check", tmp_path / "recipe.yaml").returncode == 0
+    done = cli("check", tmp_path / "recipe.yaml", "optimizer.kind=beside_i:Own")
+    assert done.returncode == 2 and "Did you mean beside_it?" in done.stderr and str(tmp_path) in done.stderr
 
 
 def test_objects_of_this_process_train_and_their_source_is_recorded(content: dict[str, Any]) -> None:

@@ -16,10 +16,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hlat.config import Fix, Problem, Recipe, RecipeError, SettingNote, own_parts
@@ -150,10 +151,9 @@ def check_extensions(recipe: Recipe, world: int) -> None:
     check_installed(recipe.tracking)
     if not recipe.own_parts:
         return
-    program = (
-        f"import sys; sys.path[:] = {[*sys.path, *own_parts.search_folders()]!r}; from {__name__} import import_parts; "
-        f"import_parts({world})"
-    )
+    # Its messages name the folders that this process searches.
+    asked = f"import_parts({world}, {own_parts.search_folders()!r})"
+    program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import import_parts; {asked}"
     done = subprocess.run(
         [sys.executable, "-c", program], input=recipe.model_dump_json(), capture_output=True, text=True, check=False
     )
@@ -167,10 +167,15 @@ def check_extensions(recipe: Recipe, world: int) -> None:
         raise RecipeError([Problem(**problem) for problem in problems])
 
 
-def import_parts(world: int) -> None:
-    """Import the own parts of the recipe on standard input; print their problems as a line of JSON."""
+def import_parts(world: int, folders: Sequence[str]) -> None:
+    """Import the own parts of the recipe on standard input; print their problems as a line of JSON.
+
+    ``folders`` are searched for modules.
+    """
     from hlat.training import check_own_parts  # noqa: PLC0415  (imports torch)
 
+    for folder in folders:
+        own_parts.search_beside(Path(folder) / "recipe.yaml")
     problems: list[dict[str, object]] = []
     try:
         check_own_parts(Recipe.model_validate_json(sys.stdin.read()), world)
