@@ -1,1 +1,1 @@
-"""The documentation as a site: pages generated from the code, and the hook of mkdocs.yml."""
+"""The documentation as a site, its pages that are generated from the code, and numbers and pictures of others."""

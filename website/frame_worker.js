@@ -1,15 +1,14 @@
 // Search without a server: browsers refuse workers of pages that are opened as files, so a hidden frame does the work.
 // The frame runs the worker's script in a window of its own; messages between both are events, as between threads.
 if (location.protocol === "file:") {
-  window.Worker = class extends EventTarget {
+  window.Worker = class {
     constructor(address) {
-      super()
       this.waiting = []
       this.frame = document.createElement("iframe")
       this.frame.hidden = true
       document.body.appendChild(this.frame)
       const inside = this.frame.contentWindow
-      inside.postMessage = data => this.dispatchEvent(new MessageEvent("message", { data }))
+      inside.postMessage = data => this.onmessage?.(new MessageEvent("message", { data }))
       const script = inside.document.createElement("script")
       script.src = new URL(address, location.href).href
       script.onload = () => {

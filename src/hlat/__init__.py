@@ -104,7 +104,7 @@ def __getattr__(name: str) -> object:
     if name == "__version__":
         from hlat.runtime import version  # noqa: PLC0415
 
-        return version.hlat_version()
+        return version.VERSION
     if name not in _HOMES:
         from difflib import get_close_matches  # noqa: PLC0415
 

@@ -47,7 +47,7 @@ class RecipeChange:
 
 def software_versions() -> dict[str, str]:
     """Versions of hlat, torch and Python, to be saved with the state that they computed."""
-    return {"hlat": version.hlat_version(), "torch": version_of("torch"), "python": platform.python_version()}
+    return {"hlat": version.VERSION, "torch": version_of("torch"), "python": platform.python_version()}
 
 
 def read_saved_run(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], str]:

@@ -260,7 +260,7 @@ _GAUGES_FROM_METRICS = {
 def metric_families(run: ObservedRun, status: RunObservation) -> list[MetricFamily]:
     """Return the metrics of a run; those that are not known yet have no series."""
     return [
-        _gauge("hlat_run_info", "The run, as labels; always 1.", 1.0, name=run.name, version=version.hlat_version()),
+        _gauge("hlat_run_info", "The run, as labels; always 1.", 1.0, name=run.name, version=version.VERSION),
         _gauge("hlat_healthy", "1 if the run is alive, as /healthz says.", float(status.trouble is None)),
         _gauge("hlat_training", "1 if every process has begun to train.", float(status.is_training)),
         _gauge("hlat_target_steps", "Optimizer steps of the recipe.", run.total_steps),

@@ -7,7 +7,7 @@ no such file, as from an index of one's own   -> the requirements of the extras,
 import json
 import re
 import shlex
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,17 +15,9 @@ from urllib.request import url2pathname
 
 from hlat.runtime.urls import redact
 
-_PROJECT = Path(__file__).parents[3] / "pyproject.toml"
+VERSION = "0.1.0"  # `hatch version minor` writes the next one
 
-
-def hlat_version() -> str:
-    """Version of the installed distribution; without one, of the source tree's pyproject.toml."""
-    try:
-        return version("hlat")
-    except PackageNotFoundError:  # PYTHONPATH=src
-        import tomllib  # noqa: PLC0415
-
-        return str(tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]["version"])
+_PROJECT = Path(__file__).parents[3]
 
 
 _OF_EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
@@ -37,7 +29,7 @@ def install_command(*extras: str) -> str:
     try:
         found = distribution("hlat")
     except PackageNotFoundError:  # its folder is on the path, and nothing was installed
-        return f"pip install -e {shlex.quote(f'{_PROJECT.parent}[{names}]')}"
+        return f"pip install -e {shlex.quote(f'{_PROJECT}[{names}]')}"
     origin = json.loads(found.read_text("direct_url.json") or "null")
     if origin is not None:
         return f"pip install {_same_again(origin, names)}"

@@ -32,7 +32,7 @@ from hlat.launch.hosts.network import Serve
 from hlat.launch.hosts.records import HostStatus, HostTable, host_file, parse_status, write_record
 from hlat.launch.preflight.request import Peer, PreflightRequest
 from hlat.runtime.storage.local_files import write_atomic
-from hlat.runtime.version import hlat_version
+from hlat.runtime.version import VERSION
 
 _POLL = 0.05  # seconds between looks, at first
 _LONGEST_POLL = 0.5
@@ -54,7 +54,7 @@ class Meeting:
     def __init__(self, root: Path, request: PreflightRequest) -> None:
         self._root, self._node, self._patience = root, request.node, request.options.patience
         incarnation = secrets.token_hex(8)
-        self._own = HostStatus(request.node, incarnation, 0, request.name, "", 0, request.nproc, hlat_version())
+        self._own = HostStatus(request.node, incarnation, 0, request.name, "", 0, request.nproc, VERSION)
         self._table, self._stop = HostTable(root), threading.Event()
         root.mkdir(parents=True, exist_ok=True)
         if request.node == 0:

@@ -343,7 +343,7 @@ class HostAgent:
             address=self._place.address,
             port=port,
             nproc=self._place.nproc,
-            version=version.hlat_version(),
+            version=version.VERSION,
             launch=self._launch_name,
             attempt=None if ranks is None else ranks.number,
             ranks=states,

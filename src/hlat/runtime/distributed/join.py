@@ -46,7 +46,7 @@ from hlat.runtime.distributed.rendezvous import Rendezvous, SignedStore, rendezv
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.process import RankInfo, rank_info
 from hlat.runtime.terminal import listed
-from hlat.runtime.version import hlat_version
+from hlat.runtime.version import VERSION
 
 # The control group waits while rank 0 alone prepares the data, and savers while the slowest of them writes its shard:
 # both may take hours. A dead peer is detected sooner: its connections close, and gloo reports that at once.
@@ -274,7 +274,7 @@ def code_identity() -> dict[str, str]:
     """Identify the code of this process: a hash of its sources, and the versions of hlat, torch and Python."""
     return {
         "source": _source_hash(Path(__file__).parents[2]),
-        "hlat": hlat_version(),
+        "hlat": VERSION,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
     }
