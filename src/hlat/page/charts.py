@@ -27,7 +27,7 @@ Trace = dict[str, Any]  # as Plotly takes it; ``places``, ``smooth`` and ``legen
 
 _DASHES = ("solid", "dash", "dot", "dashdot")  # so that colour is not the only difference
 _DASH_ARRAYS = {"solid": "", "dash": "5 2", "dot": "2 2", "dashdot": "5 2 2 2"}
-_MOST_DRAWN = 12  # curves that can be told apart; the legend has the others
+_MOST_DRAWN = 12  # curves that can be told apart; the reader chooses among the others
 _MOST_POINTS = 14_000  # of the curves of a chart
 _BUCKETS = 600  # of a curve: about one per two pixels of a large screen
 _TABLE_ROWS = 24  # of a curve, besides its least and greatest value
@@ -114,7 +114,11 @@ def line_chart(
     traces += _mark_traces(marks)
     layout = {
         "xaxis": {"title": {"text": axes[0]}},
-        "yaxis": {"title": {"text": up}, "type": "log" if log else "linear", "rangemode": "tozero" if zero else "normal"},
+        "yaxis": {
+            "title": {"text": up},
+            "type": "log" if log else "linear",
+            "rangemode": "tozero" if zero else "normal",
+        },
         "hovermode": "x unified",
         # Of marks: they stand above the lower edge, whatever the range of the curves is.
         "yaxis2": {"overlaying": "y", "range": [0, 1], "fixedrange": True, "visible": False},
@@ -180,8 +184,7 @@ def _marker_trace(
 ) -> Trace:
     return {
         "type": "scatter", "name": name, "places": places, "y": up, "yaxis": "y2", "mode": "markers", "text": labels,
-        "hovertemplate": "%{text}<extra></extra>", "marker": marker, "visible": True, "legend_form": "mark",
-        "legend_colour": marker["color"],
+        "hovertemplate": "%{text}<extra></extra>", "marker": marker, "visible": True, "legend_colour": marker["color"],
     }  # fmt: skip
 
 
@@ -196,12 +199,12 @@ def _summary(title: str, drawn: Sequence[Series], across: str) -> str:
 
 def _table(title: str, drawn: Sequence[Series], across: str) -> Html:
     rows = []
-    count = _TABLE_ROWS if len(drawn) <= _MOST_DRAWN else 2
-    for each in drawn:
-        even = np.linspace(0, len(each.y) - 1, min(len(each.y), count)).round().astype(int)
+    for each in drawn[:_MOST_DRAWN]:
+        even = np.linspace(0, len(each.y) - 1, min(len(each.y), _TABLE_ROWS)).round().astype(int)
         chosen = np.unique(np.concatenate([even, [int(each.y.argmin()), int(each.y.argmax())]]))
         rows += [(each.name, _value(each.places[0][place]), _value(each.y[place])) for place in chosen]
-    return table(("series", across, "value"), rows, caption=title)
+    more = len(drawn) - _MOST_DRAWN
+    return table(("series", across, "value"), rows, caption=f"{title}; CSV has {more:,} more" if more > 0 else title)
 
 
 def _value(number: np.float64) -> str:
@@ -257,6 +260,9 @@ def scatter_chart(
     return figure(title, summary, {"data": traces, "layout": layout}, height, values)
 
 
+_Y = "%{y:.4~s}<extra></extra>"
+
+
 def _dots(name: str, dots: Sequence[Dot], number: int) -> Trace:
     shade = colour(number)
     return {
@@ -266,14 +272,13 @@ def _dots(name: str, dots: Sequence[Dot], number: int) -> Trace:
         "x": [dot.x for dot in dots],
         "y": [dot.y for dot in dots],
         "text": [dot.label for dot in dots],
-        "hovertemplate": "<b>%{text}</b><br>%{xaxis.title.text}: %{x:.4~s}<br>%{yaxis.title.text}: %{y:.4~s}<extra></extra>",
+        "hovertemplate": f"<b>%{{text}}</b><br>%{{xaxis.title.text}}: %{{x:.4~s}}<br>%{{yaxis.title.text}}: {_Y}",
         "marker": {
             "color": shade,
             "size": 10,
             "symbol": ["circle" if dot.filled else "circle-open" for dot in dots],
             "line": {"width": 1.5, "color": shade},
         },
-        "legend_form": "mark",
         "legend_colour": shade,
     }
 
@@ -326,7 +331,7 @@ def bar_chart(
         traces.append(
             {"type": "bar", "orientation": "h", "name": legend, "y": names, "x": [size / scale for size in sizes],
              "text": [f"{kind}: {form(size)}" for size in sizes], "textposition": "none",
-             "hovertemplate": "%{text}<extra></extra>", "marker": {"color": colour(number)}, "legend_form": "mark",
+             "hovertemplate": "%{text}<extra></extra>", "marker": {"color": colour(number)},
              "legend_colour": colour(number)}
         )  # fmt: skip
     if spread:
@@ -350,7 +355,9 @@ def bar_chart(
     return figure(title, summary, {"data": traces, "layout": layout}, _AXES + _BAR * len(names), values)
 
 
-def _spread_trace(bars: Mapping[str, Mapping[str, float]], spread: Mapping[str, tuple[float, float]], scale: float) -> Trace:
+def _spread_trace(
+    bars: Mapping[str, Mapping[str, float]], spread: Mapping[str, tuple[float, float]], scale: float
+) -> Trace:
     totals = {name: sum(bars[name].values()) for name in spread}
     return {
         "type": "scatter", "mode": "markers", "name": "expected range", "showlegend": False, "hoverinfo": "skip",
@@ -390,7 +397,7 @@ def timeline_chart(title: str, spans: Sequence[Span], across: str, *, kinds: Seq
             {"type": "bar", "orientation": "h", "name": kind, "base": _short(np.array([s.start for s in found])),
              "x": _short(np.array([s.stop - s.start for s in found])), "y": [s.row for s in found],
              "text": [s.label for s in found], "textposition": "none", "hovertemplate": "%{text}<extra></extra>",
-             "marker": {"color": colour(number), "line": {"width": 0}}, "legend_form": "mark",
+             "marker": {"color": colour(number), "line": {"width": 0}},
              "legend_colour": colour(number)}
         )  # fmt: skip
     layout = {
@@ -420,7 +427,8 @@ def heat_map(
     """Draw cells by value, ``values[row][column]``; None is an empty cell. ``texts`` are written into the cells."""
     trace = {
         "type": "heatmap", "x": list(columns), "y": list(rows), "z": [list(row) for row in values], "name": title,
-        "text": [list(row) for row in texts], "texttemplate": "%{text}", "hovertemplate": "%{y}, %{x}: %{text}<extra></extra>",
+        "text": [list(row) for row in texts], "texttemplate": "%{text}",
+        "hovertemplate": "%{y}, %{x}: %{text}<extra></extra>",
         "colorscale": "Viridis", "showscale": True, "showlegend": False, "xgap": 2, "ygap": 2, "hoverongaps": False,
     }  # fmt: skip
     layout = {
