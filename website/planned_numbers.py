@@ -1,7 +1,8 @@
 """Numbers of plans that pages of docs quote, written again after the planner has changed.
 
-docs/buying.md, docs/parallelism.md     ```console blocks of `hlat plan` --> what it prints now, on 80 columns
-docs/clusters/*.md, docs/parallelism.md tables under "| `hlat plan ...` | prediction |" --> rows of the chosen layout
+docs/planning.md, docs/buying.md, docs/parallelism.md  ```console blocks of `hlat plan` --> what it prints now, on 80
+    columns; a block that ends with "..." keeps its number of paragraphs
+docs/clusters/*.md, docs/parallelism.md  tables under "| `hlat plan ...` | prediction |" --> rows of the chosen layout
 
 python -m website.planned_numbers     rewrites the pages, not their prose, and names the commands whose numbers changed
 """
@@ -52,9 +53,15 @@ def _ranged(plan: Mapping[str, Any], name: str, write: Callable[[float], str]) -
     return f"{write(plan[name])} ({write(low)} to {write(high)})"
 
 
+def shown(printed: str, block: str) -> str:
+    """Return what a block shows of an output: all, or as many paragraphs as stand before its last one, "..."."""
+    *kept, last = block.split("\n\n")
+    return "\n\n".join([*printed.split("\n\n")[: len(kept)], last]) if last == "..." else printed
+
+
 def _with_output(match: re.Match[str]) -> str:
     printed = _run(match[1].replace("\\\n", " "), ROOT).rstrip()
-    return _changed(match, printed)
+    return _changed(match, shown(printed, match[2]))
 
 
 def _with_rows(match: re.Match[str], folder: Path) -> str:
@@ -86,7 +93,7 @@ def _refresh_cluster_page(page: Path) -> str:
 
 if __name__ == "__main__":
     layouts = ROOT / "docs/parallelism.md"
-    for each in (ROOT / "docs/buying.md", layouts):
+    for each in (ROOT / "docs/planning.md", ROOT / "docs/buying.md", layouts):
         each.write_text(PRINTED.sub(_with_output, each.read_text(encoding="utf-8")), encoding="utf-8")
     for each in (layouts, *sorted((ROOT / "docs/clusters").glob("*.md"))):
         each.write_text(_refresh_cluster_page(each), encoding="utf-8")
