@@ -115,7 +115,7 @@ WIDE: dict[str, str] = {
     "checkpoint": "checkpoint cli/test_checkpoint_verbs training/test_resume training/saving/test_checkpointing "
     "training/saving/test_tiers distributed/state/test_checkpoints distributed/state/test_snapshots "
     "faults/test_corruption",
-    "launch": "launch api/test_train documentation/test_events",
+    "launch": "launch api/test_train documentation/test_reference",
     "data": "data/samples/test_permutation data/samples/test_mixture data/samples/test_training_data "
     "data/samples/test_packing data/samples/test_weights data/test_file_list data/online/test_online "
     "data/tokenizers/test_safe_cuts training/runs/test_mixed_runs training/test_prefetch cli/test_data_verbs "

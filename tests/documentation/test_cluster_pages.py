@@ -14,10 +14,10 @@ import yaml
 from hlat.config import load_recipe
 from hlat.hardware import load_catalog, parse_cluster
 from hlat.launch.preflight.judgement import CHECKS
-from tests.documentation.test_events import EVENTS
 from tests.support.commands import hlat
 from tests.support.pages import ROOT, command_lines, is_message, parse, spans, without_blocks
 from website.planned_numbers import prediction_rows
+from website.reference.run_files import events
 
 PAGES = sorted((ROOT / "docs/clusters").glob("*.md"))
 TEXTS = {page.stem: page.read_text(encoding="utf-8") for page in PAGES}
@@ -147,8 +147,8 @@ def test_messages_events_and_checks_named_exist(page: str) -> None:
     messages = [span for span in spans(prose) if "..." in span]
     assert messages and [message for message in messages if not is_message(message)] == []
     listed = re.findall(r"\bevents? ((?:`\w+`(?:, )?)+)", prose)
-    events = {name for names in listed for name in re.findall(r"\w+", names)}
-    assert events and events <= EVENTS.keys()
+    named = {name for names in listed for name in re.findall(r"\w+", names)}
+    assert named and named <= events().keys()
     assert set(re.findall(r"\bHD\d\d\b", TEXTS[page])) <= {check.id for check in CHECKS}
 
 

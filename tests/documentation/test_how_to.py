@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from tests.documentation.test_events import EVENTS
 from tests.documentation.test_runbook import SECTIONS
 from tests.support.pages import ROOT, command_lines, is_recipe_field, parse, spans, without_blocks
 from website.reference.commands import verbs as all_verbs
+from website.reference.run_files import events
 
 TEXTS = {page.stem: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs/how-to").glob("*.md"))}
 SEAMS = {
@@ -48,7 +48,7 @@ def test_a_page_leads_to_the_place_that_lists_the_alternatives(page: str) -> Non
 
 def test_events_of_hangs_and_symptoms_exist() -> None:
     named = {name for page in ("hang", "symptoms") for name in re.findall(r"events? `(\w+)`", TEXTS[page])}
-    assert named and named <= EVENTS.keys()
+    assert named and named <= events().keys()
 
 
 def test_every_symptom_has_a_cause_and_a_cure() -> None:

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from hlat.launch.preflight.judgement import CHECKS
-from tests.documentation.test_events import EVENTS
 from tests.support.pages import ROOT, command_lines, is_message, is_recipe_field, parse, spans, without_blocks
+from website.reference.run_files import events
 
 PAGE = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
 PARAGRAPHS = [part.strip() for part in re.split(r"\n\s*\n", without_blocks(PAGE)) if part.strip()]
@@ -56,7 +56,7 @@ def test_every_field_named_is_one_of_recipes() -> None:
 
 
 def test_every_event_and_check_named_exists() -> None:
-    events = re.findall(r"\bevents? `(\w+)`(?:(?: or|,| and) `(\w+)`)?", without_blocks(PAGE))
-    named = {name for pair in events for name in pair if name}
-    assert len(named) > 10 and named <= EVENTS.keys()
+    pairs = re.findall(r"\bevents? `(\w+)`(?:(?: or|,| and) `(\w+)`)?", without_blocks(PAGE))
+    named = {name for pair in pairs for name in pair if name}
+    assert len(named) > 10 and named <= events().keys()
     assert set(re.findall(r"\bHD\d\d\b", PAGE)) <= {check.id for check in CHECKS}

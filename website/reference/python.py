@@ -63,11 +63,11 @@ def _docstring(one: object) -> str:
     lines = []
     for line in (inspect.getdoc(one) or "").splitlines():
         heading = re.fullmatch(r"(Args|Returns|Raises|Yields|Attributes|Example|Examples):", line)
-        entry = re.match(r"    (\*{0,2}[\w.]+): (.*)", line)
+        entry = re.match(r"    (\*{0,2}[\w.]+(?:, [\w.]+)*): (.*)", line)
         if heading:
             lines += ["", f"**{heading[1].replace('Args', 'Arguments')}**", ""]
         elif entry:
-            lines.append(f"- `{entry[1]}`: {entry[2]}")
+            lines.append(f"- `{entry[1].replace(', ', '`, `')}`: {entry[2]}")
         elif line.startswith("        "):
             lines.append(f"  {line.strip()}")
         else:

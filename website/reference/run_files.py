@@ -6,6 +6,7 @@ calls in src/hlat that record an event: name, fields, module       --events_page
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import hlat.tracking.records
@@ -18,19 +19,26 @@ RECORDERS = {"event", "_report", "TrackerNote", "TierEvent", "_add_event"}
 OTHER_FILES = {"open", "sample"}  # notes between processes; records of samples.jsonl
 
 
+@cache
 def events() -> dict[str, tuple[set[str], set[str]]]:
     """Return fields and modules of every event that the source names, by event."""
     found: dict[str, tuple[set[str], set[str]]] = defaultdict(lambda: (set(), set()))
     for file in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-                kind = node.args[0].value
-                if name in RECORDERS and isinstance(kind, str) and kind not in OTHER_FILES:
+            if not (isinstance(node, ast.Call) and node.args and _records(ast.unparse(node.func))):
+                continue
+            first = node.args[0]
+            for one in (first.body, first.orelse) if isinstance(first, ast.IfExp) else (first,):
+                kind = getattr(one, "value", None)
+                if isinstance(kind, str) and kind not in OTHER_FILES:
                     fields, modules = found[kind]
                     fields.update(word.arg for word in node.keywords if word.arg)
                     modules.add(str(file.relative_to(SOURCE)))
     return dict(found)
+
+
+def _records(function: str) -> bool:
+    return function.rpartition(".")[2] in RECORDERS or function.endswith("events.append")
 
 
 def events_page() -> str:

@@ -13,7 +13,7 @@ library. It ends with the process that started it. Hangs are judged as the super
 same limits: saving, compiling and preparing text are none.
 
 Quantities that a rollback or a restart takes back, such as steps and tokens, are gauges: Prometheus would take a
-counter that falls for one that began anew at zero. docs/operators.md lists all metrics. Their text has version 0.0.4 of
+counter that falls for one that began anew at zero. The reference lists all metrics. Their text has version 0.0.4 of
 https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 

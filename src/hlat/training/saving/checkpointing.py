@@ -278,11 +278,13 @@ class Checkpointer(TrainingComponent):
         self._last_snapshot_failed = failed
         if not failed:
             record_durable_step(result.step)
-            kind, fields = "snapshot", {"name": result.name, "seconds": result.seconds, **self._stall}
-        else:
-            kind, fields = "snapshot_failed", {"message": result.message}
         with suppress(StorageError):
-            self._tracker.event(kind, step=result.step, **fields)
+            if failed:
+                self._tracker.event("snapshot_failed", step=result.step, message=result.message)
+            else:
+                self._tracker.event(
+                    "snapshot", step=result.step, name=result.name, seconds=result.seconds, **self._stall
+                )
         if failed and not failed_before:  # once: a full folder fails many in a row
             self._tracker.warn(f"snapshot of step {result.step} failed, training continues: {result.message}")
 
