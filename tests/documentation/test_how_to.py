@@ -1,4 +1,4 @@
-"""docs/how-to: commands are read by hlat's parser, fields and events exist, and each page of a seam names its table."""
+"""docs/how-to, docs/from: commands are read by hlat's parser, fields and events exist, a page of a seam names its table."""
 
 import re
 
@@ -10,6 +10,10 @@ from website.reference.commands import verbs as all_verbs
 from website.reference.run_files import events
 
 TEXTS = {page.stem: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs/how-to").glob("*.md"))}
+TEXTS |= {  # without the first column of their tables, which has the other program's names
+    f"from-{page.stem}": re.sub(r"^\|[^|]*\|", "|", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for page in sorted((ROOT / "docs/from").glob("*.md"))
+}
 SEAMS = {
     # page -> the one place that lists the alternatives
     "optimizer": "src/hlat/optim/table.py",

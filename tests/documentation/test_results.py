@@ -186,6 +186,27 @@ def test_every_quantity_in_readme_has_a_record(results: ModuleType) -> None:
         assert found == [value]
 
 
+# results of docs/gallery.md -> (record, beginning of a claim, which of its numbers)
+GALLERY_CLAIMS = {
+    "1.6702": ("tiny_shakespeare-2026-11-21", "validation loss of tiny-shakespeare over", "low"),
+    "1.6709": ("tiny_shakespeare-2026-11-21", "validation loss of tiny-shakespeare over", "high"),
+    "138 s": ("tiny_shakespeare-2026-11-21", "time of tiny-shakespeare", "high"),
+    "1.560": ("muon_shakespeare", "validation loss of tiny-shakespeare with Muon", "low"),
+    "1.573": ("muon_shakespeare", "validation loss of tiny-shakespeare with Muon", "high"),
+    "1.725": ("compression", "bits per byte of a novel", "value"),
+}
+
+
+def test_results_in_the_gallery_have_a_record(results: ModuleType) -> None:
+    page, records = _text(ROOT / "docs/gallery.md"), results.load_records()
+    for quoted, (record, beginning, part) in GALLERY_CLAIMS.items():
+        number = quoted.removesuffix(" s")
+        digits = len(number.partition(".")[2])
+        claim = next(one for one in records[record].claims if one.claim.startswith(beginning))
+        assert quoted in page
+        assert f"{getattr(claim.ours, part):.{digits}f}" == number
+
+
 @pytest.mark.parametrize("recipe", ["quickstart", "tiny-shakespeare", "books"])
 def test_the_model_sizes_in_readme_are_those_of_the_recipes(recipe: str) -> None:
     row = next(line for line in _text(ROOT / "README.md").splitlines() if line.startswith(f"| `{recipe}`"))

@@ -1,4 +1,4 @@
-"""Every command of docs/tutorials runs as it is written, in an empty folder, without a network or a device.
+"""Every command of docs/tutorials and docs/gallery.md runs as written, in an empty folder, with no network or device.
 
 A page's blocks count in their order: ``yaml`` and ``python`` blocks that begin with a file name are files, ``bash``
 blocks are run line by line, ``text`` blocks are shown only. Lines that begin with ``hlat`` run in processes forked from
@@ -19,7 +19,8 @@ from tests.support.commands import hlat
 from tests.support.pages import ROOT, command_lines, parse
 
 FOLDER = ROOT / "docs/tutorials"
-TEXTS = {page.stem: page.read_text(encoding="utf-8") for page in sorted(FOLDER.glob("*.md")) if page.stem != "README"}
+TUTORIALS = sorted(page for page in FOLDER.glob("*.md") if page.stem != "README")
+TEXTS = {page.stem: page.read_text(encoding="utf-8") for page in (*TUTORIALS, ROOT / "docs/gallery.md")}
 QUICK = {"own-text"}
 """Pages that take a few seconds; the others are slow."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -82,7 +83,7 @@ def test_there_is_a_tutorial_of_each_kind_and_the_index_names_them() -> None:
         "recovery-drill",
         "plan-to-bill",
     )
-    assert set(TEXTS) == set(kinds)
+    assert {page.stem for page in TUTORIALS} == set(kinds)
     index = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert tuple(re.findall(r"\]\(([\w-]+)\.md\)", index)) == kinds
 
