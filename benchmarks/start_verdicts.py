@@ -30,15 +30,16 @@ def draw(lot):
     tensor, pipeline, context = lot.choice((1, 1, 2, 4, 8)), lot.choice((1, 1, 1, 2, 4)), lot.choice((1, 1, 1, 2))
     micro, length = lot.choice((1, 1, 2, 4, 8, 16)), lot.choice((1024, 2048, 4096, 8192))
     # Rehearsals run the loss in chunks of tokens: more of them only take longer
-    if cluster.devices % (tensor * pipeline * context) or micro * length > 32_768:
+    if cluster.devices % (tensor * pipeline * context) or micro * length > 16_384:
         return None
+    # A rehearsal runs each micro-batch; one alone accumulates nothing, and after four rounds most pipelines repeat
+    rounds = lot.choice((1, 2, 3, 5) if pipeline < 4 else (1, 2))
     data = cluster.devices // (tensor * pipeline * context)
     content = {
         "run": {"name": "drawn"},
         "model": {"preset": lot.choice(MODELS), "layers": lot.choice((2, 3, 4))},
         "data": {"path": "none", "sequence_length": length},
-        # Few micro-batches, of which a rehearsal runs each; one alone accumulates nothing
-        "batch": {"global_batch": micro * data * pipeline * lot.choice((1, 2, 3, 6)), "micro_batch": micro},
+        "batch": {"global_batch": micro * data * pipeline * rounds, "micro_batch": micro},
         "memory": {"activation_checkpointing": lot.choice(("none", "none", "selective", "full"))},
         "optimizer": {"kind": lot.choice(("adamw", "adamw", "muon"))},
         "parallel": {"tensor": tensor, "pipeline": pipeline, "context": context, "zero": lot.choice((0, 1, 2, 3))},
