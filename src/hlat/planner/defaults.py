@@ -86,7 +86,7 @@ def compute_batch(flops: float) -> float:
 
 
 def peak_rate(flops: float, tokens: float, *, trained: bool) -> float:
-    """Peak rate of a model, ``trained`` already or new, for an amount of compute that is spent on a number of tokens."""
+    """Peak rate of a model, ``trained`` already or new, for an amount of compute that is spent on so many tokens."""
     # 8B on 160B tokens: 5.7e-4 and 4.4e-4; 70B on 1.4T: 3.3e-4 and 1.8e-4. LLaMA 3 took 3e-4 and 1.5e-4.
     by_compute, by_size = 0.3118 * flops**-0.125, 1.79 * (flops / tokens / 6) ** -0.713 * tokens**0.307
     rate = min(_LARGEST_RATE, by_compute, by_size) * (_CONTINUED if trained else 1.0)
