@@ -61,6 +61,16 @@ def test_a_rank_that_fits_fits_by_the_rule_of_the_plan() -> None:
     assert before_a_start.fits and before_a_start.needed == pytest.approx(verdict.needed, rel=0.03)
 
 
+@pytest.mark.parametrize("policy", ["none", pytest.param("selective", marks=pytest.mark.slow), "full"])
+def test_scores_that_attention_keeps_without_a_fused_kernel_are_counted(policy: str) -> None:
+    """No kernel of a GPU is fused for grouped heads in fp32: the scores of 2,048 tokens are most of the memory."""
+    model = {**DEEP["model"], "intermediate_size": 1024, "heads": 16, "kv_heads": 4, "layers": 2}
+    recipe = deep(model=model, precision={"mode": "fp32"}, memory={"activation_checkpointing": policy})
+    verdict = on_device(recipe, cluster_of(80)).verdict
+    assert verdict is not None and verdict.tensors > 2 * 16 * 2048**2 * 4
+    assert recipe_fit(recipe, cluster_of(80)).needed == pytest.approx(verdict.needed, rel=0.03)
+
+
 def test_what_does_not_fit_names_the_rank_and_changes_that_help() -> None:
     """The witness of a remedy is a rehearsal with it."""
     needed = rehearsed(80).verdict.needed  # type: ignore[union-attr]

@@ -155,7 +155,7 @@ def choose_sizes(
         sequence_length=length,
         global_batch=batch,
         micro_batch=_micro_batch(batch // machine.devices, parameters, length, machine),
-        learning_rate=peak_rate(spent, trained=trained),
+        learning_rate=peak_rate(spent, tokens, trained=trained),
         seconds=spent / machine.rate,
     )
 
@@ -296,7 +296,7 @@ def _parallel_lines(machine: Machine, sizes: Sizes) -> Sequence[list[str]]:
 
 
 def _rate_source(model: dict[str, str]) -> str:
-    usual = "by compute (arXiv 2401.02954), at most 3e-3"
+    usual = "by compute and tokens (arXiv 2401.02954, 2503.04715), at most 3e-3"
     return f"a tenth of the usual ({usual}), since the model is trained already" if "from" in model else usual
 
 

@@ -46,6 +46,7 @@ class RankWorkload:
     # Weights are cast from their stored dtype to that of the activations; not if FSDP2 gathers them in the latter.
     weight_copies: bool = True
     materialised_masks: bool = False  # attention to positions of other ranks builds a mask, as on CPUs
+    scores: bool = False  # attention keeps the scores of all pairs of positions, and repeats keys and values per head
     # Intra-document attention: no mask is built, the two chunks of a rank are one call, and every token has its own cos
     # and sin. With a sliding window it is computed likewise, but for cos and sin.
     isolated: bool = False
@@ -117,6 +118,8 @@ class _Sizes:
         saved |= self._weight_copies(spec, recomputed)
         if self.workload.context > 1:
             saved |= self._context_tensors(recomputed)
+        if self.workload.scores and not recomputed & {"attention_log_sum", "attention_output"}:
+            saved |= self._scores()
         return {name: size for name, size in saved.items() if size}
 
     def _bytes(self, tensor: SavedTensor, recomputed: frozenset[str]) -> int:
@@ -149,6 +152,16 @@ class _Sizes:
             # two chunks of queries attend to i + 1 and to 2 ranks - i chunks of keys
             "attention_masks": self.item * chunk * chunk * (2 * ranks + 1) * self.workload.materialised_masks,
         }
+
+    def _scores(self) -> dict[str, int]:
+        """Bytes that attention keeps where no fused kernel computes it: scores after softmax, repeated keys, values."""
+        here, ranks = shard_heads(self.config, self.workload.shard), self.workload.context
+        # with context parallelism of two chunks of queries, which attend to the prefixes that their masks are for
+        queries = self.length // (2 * ranks) if ranks > 1 else self.length
+        keys = queries * (2 * ranks + 1) if ranks > 1 else self.length
+        repeated = 2 * keys * self.config.n_head_dim * (here.queries - (here.kvs if ranks == 1 else 0))
+        size = self.batch * self.item
+        return {"attention_scores": size * here.queries * queries * keys, "repeated_keys_values": size * repeated}
 
     def _weight_copies(self, spec: ModelSpec, recomputed: frozenset[str]) -> dict[str, int]:
         copies: dict[str, int] = {}

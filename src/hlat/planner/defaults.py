@@ -7,7 +7,8 @@
 What a recipe gives is never changed. `hlat init` writes values of the same functions into its drafts, and a plan
 searches the same layouts. Sources: batch and learning rate by compute, DeepSeek LLM (arXiv 2401.02954), equation 1,
 fitted from 1e17 to 2e19 FLOPs and used outside of that range here; rates are limited to those that small models are
-known to bear. Interval of checkpoints: Daly 2006, as plans have it.
+known to bear, and by Step Law (arXiv 2503.04715), which is lower for large models, as published runs of them are, and
+for little text. Interval of checkpoints: Daly 2006, as plans have it.
 
 A resumed run never changes. Torch is imported only for accelerators, whose memory is planned; a supervisor, which does
 without, leaves that to the process that checks the start.
@@ -39,6 +40,7 @@ _CONTINUED = 0.1  # of the rate: a model that is trained already continues at a 
 LEAST_STEPS = 200  # that a choice of batch leaves of a number of tokens
 _WARMUP, _MOST_WARMUP = 0.02, 2000
 _SAVE_SECONDS = 600.0
+_RAREST_SAVE = 3600.0  # plans count failures of machines; runs end for other reasons too
 _HOST_RATE = 1e11  # FLOP/s that steps of a CPU surely reach: what they do reach takes seconds to measure
 _HOST_TOKENS = 4096  # of a micro-batch: caches of a CPU are small
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
@@ -83,9 +85,11 @@ def compute_batch(flops: float) -> float:
     return 0.2920 * float(flops**0.3271)
 
 
-def peak_rate(flops: float, *, trained: bool) -> float:
-    """Peak rate for an amount of compute, of a model that is ``trained`` already or new."""
-    rate = min(_LARGEST_RATE, 0.3118 * flops**-0.125) * (_CONTINUED if trained else 1.0)
+def peak_rate(flops: float, tokens: float, *, trained: bool) -> float:
+    """Peak rate of a model, ``trained`` already or new, for an amount of compute that is spent on so many tokens."""
+    # 8B on 160B tokens: 5.7e-4 and 4.4e-4; 70B on 1.4T: 3.3e-4 and 1.8e-4. LLaMA 3 took 3e-4 and 1.5e-4.
+    by_compute, by_size = 0.3118 * flops**-0.125, 1.79 * (flops / tokens / 6) ** -0.713 * tokens**0.307
+    rate = min(_LARGEST_RATE, by_compute, by_size) * (_CONTINUED if trained else 1.0)
     return float(f"{rate:.1e}")  # two digits, for people: the law is no more exact
 
 
@@ -169,10 +173,11 @@ def _choices(recipe: Recipe, paths: list[str], world: int, on: Cluster | None, *
     if "schedule.warmup_steps" in paths:
         by_run["schedule.warmup_steps"] = _warmup(recipe)
     if "optimizer.lr" in paths:
-        by_run["optimizer.lr"] = peak_rate(flops, trained=trained)
+        by_run["optimizer.lr"] = peak_rate(flops, recipe.total_tokens, trained=trained)
     if by_run:
         share = f"{_WARMUP:.0%} of the steps; " if "schedule.warmup_steps" in by_run else ""
-        usual = f"{'a tenth of ' * trained}the rate for {flops:.2g} FLOPs, at most {_LARGEST_RATE:g} (arXiv 2401.02954)"
+        usual = f"{'a tenth of ' * trained}the rate for {flops:.2g} FLOPs on {recipe.total_tokens:.2g} tokens, "
+        usual += f"the lower of two laws (arXiv 2401.02954, 2503.04715), at most {_LARGEST_RATE:g}"
         yield Choice(by_run, (share + usual * ("optimizer.lr" in by_run)).removesuffix("; "))
     if "checkpoint.every_steps" in paths and (planned is not None or is_host):
         yield _saving(recipe, flops / recipe.total_steps / world, planned)
@@ -304,6 +309,7 @@ def _saving(recipe: Recipe, step_flops: float, planned: "LayoutPrediction | None
     if planned is None:
         every = save_every(steps, step_flops / _HOST_RATE)
         return Choice({"checkpoint.every_steps": every}, "about every ten minutes, or rarer")
-    interval = planned.reliability.interval
+    interval = min(_RAREST_SAVE, planned.reliability.interval)
     every = max(1, min(steps, round(interval / planned.step_seconds)))
-    return Choice({"checkpoint.every_steps": every}, f"every {interval / 60:.0f} minutes, for the least time lost")
+    why = "for the least time lost" if interval < _RAREST_SAVE else "though failures of machines are rarer"
+    return Choice({"checkpoint.every_steps": every}, f"every {interval / 60:.0f} minutes, {why}")

@@ -14,7 +14,7 @@ from typing import Any
 from hlat.config import Problem, Recipe
 from hlat.hardware import Cluster, device_chip, load_catalog
 from hlat.parallel import StepShape
-from hlat.planner.memory import estimated_ranks, most_needed
+from hlat.planner.memory import FURTHEST_ESTIMATE, estimated_ranks, most_needed
 from hlat.planner.problem.layouts import Candidate, layout_violations, machines_with, recipe_step
 from hlat.planner.problem.request import PlanRequest, has_fast_bf16
 from hlat.planner.problem.workload import RECOMPUTE_POLICIES
@@ -27,7 +27,6 @@ from hlat.runtime.process import RankInfo
 _GIB = 1 << 30
 _MOST_CHANGES = 3  # fields of one remedy
 _SHOWN = 3  # remedies of one message
-_FURTHEST = 1.4  # times the limit; estimates of random layouts were at most 1.37 times the exact count
 
 
 @dataclass(frozen=True)
@@ -171,8 +170,9 @@ def _try(request: PlanRequest, candidate: Candidate, changes: Sequence[_Change])
     )
     asked = replace(request, mode=values.get("precision.mode", request.mode))
     limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
+    most = FURTHEST_ESTIMATE * limit
     # The estimate first: most combinations are far from fitting.
-    if layout_violations(asked, changed) or max(estimated_ranks(asked, changed, _FURTHEST * limit)) > _FURTHEST * limit:
+    if layout_violations(asked, changed) or max(estimated_ranks(asked, changed, most)) > most:
         return
     prediction = predict_layout(asked, changed)
     if prediction.peak_memory <= limit:

@@ -244,7 +244,7 @@ def _arithmetic_decisions(recipe: Recipe, device: torch.device) -> Iterator[Deci
 
 def _attention_decisions(recipe: Recipe, device: torch.device) -> Iterator[Decision]:
     kernel = attention_kernel(recipe_heads(recipe), recipe.run.determinism is not False, device)
-    kept = "keeps the scores of all pairs of positions" if kernel.name == "math" else "keeps no scores"
+    kept = "keeps the scores of all pairs of positions" if kernel.keeps_scores else "keeps no scores"
     yield Decision("attention", str(kernel), kept)
     if recipe.parallel.context > 1:
         built = "built, chunk x prefix per layer" if builds_masks(device) else "none: the kernel aligns them"

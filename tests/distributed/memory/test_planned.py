@@ -200,6 +200,24 @@ def test_plans_of_deep_pipelines_agree_with_rehearsals(machine: str, layout: str
         compare_with_rehearsal(question, candidate, stage, report)
 
 
+REPEATED = (
+    (2, "zero=2,mbs=1,ckpt=full", 2),  # embedding and head, of half of all elements, are reduced between micro-batches
+    (2, "zero=2,mbs=1,ckpt=full", 3),
+    (2, "pp=2,schedule=gpipe,zero=0,mbs=1", 12),
+)
+
+
+@pytest.mark.usefixtures("bf16_instructions")
+@pytest.mark.parametrize(("world", "layout", "count"), REPEATED)
+def test_plans_of_several_micro_batches_agree_with_rehearsals(
+    machine: str, world: int, layout: str, count: int
+) -> None:
+    changes = {"micro_batches": count, "model": {"layers": 2, "vocab_size": 8192}}
+    _, recipe, question, candidate = asked(machine, world, layout, "mixed", changes)
+    for stage, report in enumerate(rehearse(recipe, world, range(candidate.pipeline)).ranks):
+        compare_with_rehearsal(question, candidate, stage, report)
+
+
 SPLIT = (
     *((2, f"pp=2,schedule=zbv,zero=0,mbs=2,ckpt={policy}", "mixed", {}) for policy in ("none", "selective", "full")),
     (2, "pp=2,schedule=interleaved-zero-bubble,zero=0,mbs=2,ckpt=full", "fp32", {"coalesce": False}),

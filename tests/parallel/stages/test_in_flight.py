@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from hlat.config.sections.training import Schedule
-from hlat.parallel.stages.in_flight import _numbers, _replay, peak_instants
+from hlat.parallel.stages.in_flight import _numbers, _replay, peak_instants, replayed
 
 CASES: tuple[tuple[Schedule, int], ...] = (
     ("gpipe", 1),
@@ -35,3 +35,21 @@ def test_the_largest_bytes_of_a_schedule_are_at_a_peak_instant(schedule: Schedul
                 for instants in (all_instants, kept)
             ]
             assert need[0] == need[1]
+
+
+@pytest.mark.parametrize(("schedule", "stages"), CASES)
+def test_the_peaks_of_a_step_are_known_from_the_micro_batches_that_are_replayed(
+    schedule: Schedule, stages: int
+) -> None:
+    """GPipe keeps the activations of all; the rounds of other schedules repeat."""
+    for ranks, rounds in product((2, 3), (5, 8)):
+        count = rounds * ranks
+        few = replayed(schedule, ranks, count)
+        assert few == (count if schedule == "gpipe" else 4 * ranks)
+        for rank in range(ranks):
+            some, every = (
+                peak_instants(schedule, rank, ranks, number, ((True, True),) * stages, (1.0,) * stages)
+                for number in (few, count)
+            )
+            assert set(some) == set(every)
+            assert schedule != "gpipe" or max(instant.alive for instant in some) == count

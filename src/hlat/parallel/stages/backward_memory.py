@@ -38,8 +38,13 @@ _CHAIN = (  # steps of RECOMPUTABLE in order of execution: a recomputed step nee
     "inner",
 )
 CORE_STEPS = frozenset({"attention_log_sum", "attention_output"})  # steps that run core attention again
-# Tensors that core attention saves with context parallelism
-CONTEXT_TENSORS = frozenset({"gathered_keys_values", "attention_chunks", "attention_masks"})
+# Tensors that core attention saves with context parallelism, and where no fused kernel computes it
+CORE_TENSORS = frozenset(
+    {"gathered_keys_values", "attention_chunks", "attention_masks", "attention_scores", "repeated_keys_values"}
+)
+# Scores that attention without a fused kernel has beyond those that it keeps. Forward: those before softmax, and a mask
+# of bytes, for 4 of a score; backward: the gradients by those after and before softmax.
+_SCORES_FORWARD, _SCORES_BACKWARD = 1.25, 2.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class BlockTensors:
     kept: float  # per element of gradients by weights after that, until the end of the block
     fused: bool = False  # norms, rotations and SwiGLU need no temporary tensors
     head_sums: float = 0.0  # the gradients by keys and values from each query head; 0 if attention makes none
+    scores: float = 0.0  # of all pairs of positions; 0 if attention does not keep them
 
 
 @dataclass(frozen=True)
@@ -159,6 +165,8 @@ def forward_bytes(block: BlockTensors) -> float:
     # The input of the feed-forward layer and the activations between its products live until the layer returns.
     alive = sum(recomputed.get(name, 0.0) for name in ("residual", "feed_forward_input", "gate_up", "inner"))
     cast = recomputed.get("down_weight_copy", 0.0)
+    # Core attention, long before; what it does not keep it has now.
+    core = block.scores * (_SCORES_FORWARD + ("attention_scores" not in block.saved))
     # The product before needs its own weights.
     wide = (
         alive
@@ -167,9 +175,9 @@ def forward_bytes(block: BlockTensors) -> float:
     )
     if block.gathers:  # the shard of that input; the product's output, in another order; the shard of its sum
         summed = block.inside * (1 + block.reorders) + block.stream
-        return block.stream + max(alive + max(cast + block.inside, summed), wide)
+        return block.stream + max(alive + max(cast + block.inside, summed), wide, core)
     # The product's output; then its sum over the ranks, or with the residual stream.
-    return max(alive + max(cast + block.inside, 2 * block.inside), wide)
+    return max(alive + max(cast + block.inside, 2 * block.inside), wide, core)
 
 
 def backward_peak(block: BlockTensors) -> Peak:
@@ -214,12 +222,15 @@ def _attention(tape: BlockTape, block: BlockTensors) -> None:
     tape.need("qkv")
     tape.need("attention_log_sum")
     again = block.queries if "attention_log_sum" in block.recomputed else 0.0  # the core's output, a second time
+    if "attention_scores" not in block.saved:
+        tape.briefly(_SCORES_FORWARD * block.scores)
+    tape.briefly(_SCORES_BACKWARD * block.scores)
     tape.add(block.queries, block.head_sums)
     tape.add(2 * block.keys)
     tape.free(block.head_sums)
     tape.briefly(again)
     tape.free(block.queries, "q", "k", "v", "attention_output", "attention_log_sum")
-    tape.free(*CONTEXT_TENSORS)
+    tape.free(*CORE_TENSORS)
     wide = block.queries * _FP32 / block.item
     # Rotation of the queries, in fp32.
     tape.briefly(*((wide, wide, block.queries) if block.item < _FP32 and not block.fused else (block.queries,)))

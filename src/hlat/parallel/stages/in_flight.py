@@ -128,27 +128,22 @@ class Instant:
     last_waiting: int  # those of ``last`` whose input gradients are computed
 
 
+def replayed(schedule: Schedule, ranks: int, count: int) -> int:
+    """Number of a step's micro-batches from which its peaks are known."""
+    # GPipe keeps the activations of every micro-batch, whatever their number.
+    return count if schedule == "gpipe" else min(count, _ROUNDS * ranks)
+
+
+@lru_cache(maxsize=4096)
 def peak_instants(
     schedule: Schedule,
     rank: int,
     ranks: int,
-    count: int,  # micro-batches of a step
+    count: int,  # micro-batches to replay (``replayed``)
     sends: tuple[tuple[bool, bool], ...],  # for each stage of the rank: sends activations, gradients, to another rank
     sizes: tuple[float, ...],
 ) -> tuple[Instant, ...]:
     """Find the instants of a step at which memory can peak, for stages of these sizes (layers, or in proportion)."""
-    return _peak_instants(schedule, rank, ranks, min(count, _ROUNDS * ranks), sends, sizes)
-
-
-@lru_cache(maxsize=4096)
-def _peak_instants(
-    schedule: Schedule,
-    rank: int,
-    ranks: int,
-    count: int,
-    sends: tuple[tuple[bool, bool], ...],
-    sizes: tuple[float, ...],
-) -> tuple[Instant, ...]:
     return tuple(_pareto_front(_replay(schedule, rank, ranks, count, sends, sizes)))
 
 

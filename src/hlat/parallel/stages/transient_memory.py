@@ -19,7 +19,7 @@ from hlat.parallel.layout import Layout, StepShape
 from hlat.parallel.matrix_exchange import MatrixPlan, matrix_shapes
 from hlat.parallel.process_groups import BUCKET_BYTES
 from hlat.parallel.stages.backward_memory import Peak
-from hlat.parallel.stages.in_flight import Instant, peak_instants
+from hlat.parallel.stages.in_flight import Instant, peak_instants, replayed
 from hlat.parallel.stages.transient_sizes import ACCELERATOR, EagerKernels, TransientSizes, transient_sizes
 from hlat.precision import MODES
 
@@ -100,6 +100,10 @@ def _single_stage(step: StepShape, rank: TransientSizes, layers: float) -> list[
                 "buffers": rank.end_reduced,
             }
         )
+        if step.layout.zero == 2 and several:
+            # Earlier micro-batches reduce theirs too, and keep what they gathered; the first has no others at the ends.
+            made = rank.gradients if step.micro_batches > 2 else layers * rank.block_gradient
+            found.append({"gradients": made, "working": rank.end_kept, "buffers": rank.end_reduced})
     return found
 
 
@@ -243,13 +247,14 @@ def _reduction_in_pipeline(step: StepShape, rank: TransientSizes) -> list[Bytes]
 
 
 def _instants(step: StepShape, pipeline_rank: int, sizes: tuple[float, ...]) -> tuple[Instant, ...]:
-    layout = step.layout
-    if layout.pipeline == 1:
+    ranks, schedule = step.layout.pipeline, step.parallel.schedule
+    if ranks == 1:
         return ()
-    sends = _sends(step.parallel.schedule, layout.pipeline, step.virtual, pipeline_rank)
+    sends = _sends(schedule, ranks, step.virtual, pipeline_rank)
     # Only proportions of the sizes count: equal ones share an entry of the cache.
     even = (1.0,) * len(sizes) if len(set(sizes)) == 1 else sizes
-    return peak_instants(step.parallel.schedule, pipeline_rank, layout.pipeline, step.micro_batches, sends, even)
+    count = replayed(schedule, ranks, step.micro_batches)
+    return peak_instants(schedule, pipeline_rank, ranks, count, sends, even)
 
 
 @lru_cache(maxsize=4096)

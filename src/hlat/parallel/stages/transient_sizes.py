@@ -32,8 +32,8 @@ from hlat.model import (
 )
 from hlat.parallel.layout import StepShape
 from hlat.parallel.stages.backward_memory import (
-    CONTEXT_TENSORS,
     CORE_STEPS,
+    CORE_TENSORS,
     BlockTensors,
     EndTensors,
     Peak,
@@ -58,6 +58,7 @@ class EagerKernels:
     masks: bool = False  # context-parallel attention to positions of other ranks builds masks
     head_sums: bool = False  # backward of attention has gradients by keys and values from each query head, in fp32
     rounds: bool = False  # the embedding's gradient is accumulated in fp32 where its weights are bf16
+    scores: bool = False  # attention keeps the scores of all pairs of positions
 
 
 ACCELERATOR = EagerKernels()  # kernels of GPUs and other accelerators
@@ -113,6 +114,7 @@ class Passed(NamedTuple):
     context: int  # context-parallel ranks
     sharded: bool  # by FSDP2
     masks: bool
+    scores: bool
     isolated: bool
     recomputed: frozenset[str]
 
@@ -130,6 +132,7 @@ class Passed(NamedTuple):
             layout.context,
             step.sharded,
             kernels.masks,
+            kernels.scores,
             step.isolated,
             # With a budget the caller limits these bytes; here nothing is recomputed.
             recomputed_steps(step.policy, step.parallel) if step.budget is None else frozenset(),
@@ -137,9 +140,8 @@ class Passed(NamedTuple):
 
     def activations(self, recomputed: frozenset[str]) -> ActivationBytes:
         shard = ModelShard(0, self.tensor, range(1), *self.ends)
-        workload = RankWorkload(
-            shard, self.sequence_parallel, self.context, not self.sharded, self.masks, self.isolated
-        )
+        shares = (shard, self.sequence_parallel, self.context)
+        workload = RankWorkload(*shares, not self.sharded, self.masks, self.scores, self.isolated)
         return activation_bytes(self.model.model, self.micro_batch, self.sequence, self.mode, recomputed, workload)
 
 
@@ -184,6 +186,7 @@ def block_bytes(passed: Passed, kernels: EagerKernels, cast: float, kept: float)
         kept=kept,
         fused=kernels.fused,
         head_sums=kernels.head_sums * _head_sums(config, micro_batch, passed.sequence, tensor),
+        scores=float(everything.get("attention_scores", 0)),
     )
     return BlockBytes(forward_bytes(tensors), backward_peak(tensors), input_peak(tensors), weight_peak(tensors))
 
@@ -203,7 +206,7 @@ def _names(config: ModelConfig, step: str) -> set[str]:
     spec = model_spec(config)
     tensors = {tensor.name for tensor in spec.saved if step in tensor.freed_by}
     if step in CORE_STEPS:
-        tensors |= CONTEXT_TENSORS
+        tensors |= CORE_TENSORS
     return tensors | {f"{parameter.step}_weight_copy" for parameter in spec.block if parameter.freed_by == step}
 
 

@@ -134,6 +134,18 @@ class PlannedExecution:
     compiled: bool  # blocks are compiled
 
 
+def planned_attention(request: PlanRequest, tensor: int, context: int) -> tuple[AttentionKernel | None, bool]:
+    """Choose the kernel of attention, and ``run.deterministic``, as a run with these degrees does."""
+    recipe, chip = request.recipe, request.cluster.chip
+    isolate = recipe is not None and recipe.data.isolate
+    backend = chip_backend(chip)
+    if backend is None or why_not_runnable(chip, request.mode):
+        return None, request.deterministic is not False
+    model, sequence = request.model, request.sequence
+    heads = attention_heads(model, request.mode, sequence, isolate=isolate, tensor=tensor, context=context)
+    return _attention_kernel(backend, heads, request.deterministic)
+
+
 def planned_execution(request: PlanRequest, candidate: Candidate) -> PlannedExecution:
     """Decide as a run of this request in this layout does."""
     chip, recipe = request.cluster.chip, request.recipe
@@ -143,19 +155,8 @@ def planned_execution(request: PlanRequest, candidate: Candidate) -> PlannedExec
         refusal = compile_obstacle(layout.pipeline, layout.schedule)
     else:
         refusal = compile_refusal(layout, MODES[request.mode].compute, 0.0, candidate.world, backend, _ELSEWHERE)
-    heads = attention_heads(
-        request.model,
-        request.mode,
-        request.sequence,
-        isolate=recipe is not None and recipe.data.isolate,
-        tensor=candidate.tensor,
-        context=candidate.context,
-    )
     compiled = asked == "blocks" or (asked == "auto" and not refusal)
-    if backend is None or why_not_runnable(chip, request.mode):
-        return PlannedExecution(None, request.deterministic is not False, compiled)
-    attention, deterministic = _attention_kernel(backend, heads, request.deterministic)
-    return PlannedExecution(attention, deterministic, compiled)
+    return PlannedExecution(*planned_attention(request, candidate.tensor, candidate.context), compiled)
 
 
 @lru_cache  # a search asks for thousands of layouts, with few kinds of heads

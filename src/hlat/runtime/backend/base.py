@@ -108,6 +108,10 @@ class AttentionKernel:
     # True if torch's deterministic mode lets its backward pass add in a fixed order, which is slower
     slowed: bool = False
 
+    @property
+    def keeps_scores(self) -> bool:
+        return self.name == "math"
+
     def __str__(self) -> str:
         return f"{self.name}, deterministic backward" if self.slowed else self.name
 
