@@ -96,9 +96,11 @@ def test_every_number_has_a_reason_and_text_survives_quoting(tmp_path: Path) -> 
     (folder / "a.txt").write_text("春天来了。" * 4000, encoding="utf-8")
     text = draft_recipe([str(folder)], name="mine", hours=0.02)
     assert yaml.safe_load(text)["data"]["path"] == str(folder)
+    lines = text.splitlines()
     for field in ("global_batch", "micro_batch", "lr", "steps"):
-        line = next(line for line in text.splitlines() if line.strip().startswith(f"{field}:"))
-        assert "  # " in line
+        number = next(number for number, line in enumerate(lines) if line.strip().startswith(f"{field}:"))
+        assert "  # " in lines[number] or lines[number - 1].startswith("  # ")
+    assert all(len(line) <= 80 for line in lines if str(folder) not in line), "comments break between words"
 
 
 def test_what_cannot_be_used_is_said(tmp_path: Path, jsonl: Path) -> None:

@@ -108,12 +108,13 @@ def init(
     if to.exists():
         raise StorageError(f"{to} exists; name a new file with --to, or remove it first")
     check_outputs((to,))
-    text = hlat.draft_recipe(
-        texts, name=name or to.stem, hours=hours, column=column, start=start, model=model, device=device
-    )
+    with opening_line("looking at the text and measuring this machine"):
+        text = hlat.draft_recipe(
+            texts, name=name or to.stem, hours=hours, column=column, start=start, model=model, device=device
+        )
     write_output(to, text)
-    say(text.rstrip())
-    say(f"\nwritten to {to}. Next: hlat check {to}, then hlat train {to}")
+    say(text)
+    say(f"written to {to}. Next: hlat check {to}, then hlat train {to}")
 
 
 def check(

@@ -15,7 +15,7 @@ import typer
 
 import hlat
 from hlat.cli.options import HardwareOption, JsonOption, PortOption, PriceOption
-from hlat.cli.terminal import AllOption, ready, say
+from hlat.cli.terminal import AllOption, opening_line, ready, say
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.terminal import TABLE_ROWS, be_verbose, escape_name, first_of, is_verbose, plural
 
@@ -58,7 +58,9 @@ def report(
 
     ready(works=True)
     if not serve:
-        say(f"report: {hlat.report(runs, to, cluster=cluster, price=price, hardware=hardware)}")
+        with opening_line("writing the report"):
+            written = hlat.report(runs, to, cluster=cluster, price=price, hardware=hardware)
+        say(f"report: {written}")
         return
     if to is not None:
         raise LaunchError("--serve writes no file: give either --serve or -o FILE.")
@@ -112,7 +114,7 @@ def _plain(run: "RunSummary") -> dict[str, object]:
     return dict(to_json_value(plain))
 
 
-_WIDTH = 60  # columns of a curve
+_WIDTH = 42  # columns of a curve: with its numbers it fits a terminal of 80
 _MOST_CHECKPOINTS = 8
 _FORMATS = {
     "step": "{:,.0f}",
@@ -176,7 +178,10 @@ def _overview(run: "RunOverview") -> Iterator[str]:
     yield f"{escape_name(run.name)}: {state}{size}; {escape_name(str(run.folder))}"
     if run.damaged_lines:
         yield f"left out: {plural(run.damaged_lines, 'damaged line')} of its files"
-    for number, attempt in enumerate(run.attempts, 1):
+    # The newest ones: of a run on machines that are taken away there are hundreds.
+    attempts, more = first_of(reversed([*enumerate(run.attempts, 1)]))
+    yield from ([f"attempts: {len(run.attempts):,}, of which the last {len(attempts)} (-v lists all)"] if more else [])
+    for number, attempt in reversed(attempts):
         yield from _attempt(number, attempt)
     losses = run.loss.losses
     if losses:
@@ -190,11 +195,23 @@ def _overview(run: "RunOverview") -> Iterator[str]:
         shown = ", ".join(f"{step:,}" for step in run.checkpoints[-_MOST_CHECKPOINTS:])
         earlier = len(run.checkpoints) - _MOST_CHECKPOINTS
         yield f"checkpoints of steps {shown}" + (f" and {earlier} earlier ones" if earlier > 0 else "")
-    yield "recipe:" if run.settings else "recipe: unknown"
+    usual = {} if is_verbose() else _default_settings()
+    head = "recipe, where it differs from the defaults (-v lists all):" if usual else "recipe:"
+    yield head if run.settings else "recipe: unknown"
     given = {field: text for field, text in flat_settings(run.settings).items() if text != "null"}
-    fields, more = shown_settings(given)
+    fields, more = shown_settings({field: text for field, text in given.items() if usual.get(field) != text})
     yield from (f"  {field} = {escape_name(_cut(text))}" for field, text in fields)
     yield from ([f"  {more}"] if more else [])
+
+
+def _default_settings() -> dict[str, str]:
+    from hlat.config import Recipe
+    from hlat.reporting import flat_settings
+
+    sizes = {"vocab_size": 2, "layers": 1, "hidden_size": 2, "intermediate_size": 1, "heads": 1}
+    required = {"model": sizes, "data": {"path": "text"}, "training": {"steps": 1}}
+    fields = flat_settings(Recipe.model_validate(required).model_dump(mode="json"))
+    return {field: text for field, text in fields.items() if field not in flat_settings(required)}
 
 
 def _cut(text: str) -> str:

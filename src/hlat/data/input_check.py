@@ -368,7 +368,9 @@ def _check_split(
         training_bytes = sum(each.bytes - each.held_out_bytes for each in splits)
         ends = sum(each.training_pieces for each in splits) if _adds_ends(data, tokenizer) else 0
         report.training_tokens = training_bytes / bytes_per_token(data) if count is None else tokens + ends
-    report.scarce_validation = describe_tails(len(short), len(files), data.validation.fraction)
+    unread = [each for each in files.values() if _is_one_text(each) and not _are_read(each, vocabulary)]
+    tails = len(short) + (len(unread) if _splits_by(data, "auto") and data.mode == "prepared" else 0)
+    report.scarce_validation = describe_tails(tails, len(files), data.validation.fraction)
     documents = sum(each.documents for each in splits)
     if not _splits_by(data, "document", "auto") or short or not documents:
         return
@@ -394,16 +396,21 @@ def _short_sources(
     data: DataConfig, files: Mapping[str, list[SourceFile]], vocabulary: Vocabulary | None
 ) -> ShortSources:
     """Find the sources of which the preparation will hold out the tail, where little has to be read for that."""
-    readable = [
-        file
-        for of_source in files.values()
-        if not any(file.cached_store is not None or _is_unread(file, vocabulary) for file in of_source)
-        for file in of_source
-    ]
+    readable = [file for of_source in files.values() if _are_read(of_source, vocabulary) for file in of_source]
     with suppress(DataError, StorageError):  # the preparation's to report
         corpus = Corpus(readable, range(len(readable)), data.unreadable_rows, vocabulary)
         return short_sources(data, corpus, _MOST_BYTES)
     return {}
+
+
+def _is_one_text(files: list[SourceFile]) -> bool:
+    """Return True for a source of one document, which is all its text: its tail is held out, however long it is."""
+    return len(files) == 1 and files[0].format.is_one_document
+
+
+def _are_read(files: list[SourceFile], vocabulary: Vocabulary | None) -> bool:
+    """Return True if a check reads the files of a source."""
+    return not any(file.cached_store is not None or _is_unread(file, vocabulary) for file in files)
 
 
 def _is_unread(file: SourceFile, vocabulary: Vocabulary | None) -> bool:

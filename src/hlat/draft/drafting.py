@@ -34,7 +34,7 @@ from hlat.planner import (
     warmup_steps,
 )
 from hlat.runtime.quantities import rounded_text
-from hlat.runtime.terminal import escape_name, plural
+from hlat.runtime.terminal import escape_name, plural, wrapped
 
 
 def draft_recipe(
@@ -215,9 +215,8 @@ def recipe_text(name: str, texts: Texts, machine: Machine, sizes: Sizes, model: 
             f"# Drafted by hlat init for {time_text(hours * 3600)} on this machine: "
             f"{machine.devices} x {machine.name}, {gib:.0f} GiB.",
             f"# Expected: {sizes.parameters:,} parameters, {sizes.tokens:,} tokens, {plural(sizes.steps, 'step')} in "
-            f"about {time_text(sizes.seconds)},",
-            f"# at {machine.rate / 1e12:.3g} TFLOP/s ({REACHED:.0%} of the peak, an assumption). hlat check reads it, "
-            "hlat train runs it.",
+            f"about {time_text(sizes.seconds)}, at {machine.rate / 1e12:.3g} TFLOP/s ({REACHED:.0%} of the peak, an "
+            "assumption).",
         ],
         [f"run: {{name: {_quoted(name)}}}"],
         _model_lines(sizes, model),
@@ -235,13 +234,32 @@ def recipe_text(name: str, texts: Texts, machine: Machine, sizes: Sizes, model: 
         [f"schedule: {{kind: cosine, warmup_steps: {warmup_steps(sizes.steps)}}}"],
         [
             "training:",
-            f"  steps: {sizes.steps}  # {sizes.tokens / sizes.epoch_tokens:.2g} passes over the text, of which about "
-            f"{MOST_EPOCHS} still help",
+            f"  steps: {sizes.steps}  # {_passes(sizes)}",
         ],
         [f"evaluation: {{every_steps: {max(1, sizes.steps // 10)}, sequences: 64}}"],
         [f"checkpoint: {{every_steps: {_save_every(sizes)}}}  # {_when(sizes)}; Ctrl-C saves too"],
     ]
-    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+    return "\n\n".join("\n".join(line for one in lines for line in _fitted(one)) for lines in sections) + "\n"
+
+
+_COLUMNS = 80  # of a terminal
+_COMMENTED = re.compile(r"(?P<indent> *)(?P<setting>.*?) *# (?P<comment>[^\"]*)")  # no value with a # in quotes
+
+
+def _fitted(line: str) -> list[str]:
+    """Put the comment of a line that is too long for a terminal on lines of its own before it."""
+    found = _COMMENTED.fullmatch(line) if len(line) > _COLUMNS else None
+    if found is None:
+        return [line]
+    head = f"{found['indent']}# "
+    comment = [head + part for part in wrapped(found["comment"], _COLUMNS - len(head))]
+    return [*comment, found["indent"] + found["setting"]] if found["setting"] else comment
+
+
+def _passes(sizes: Sizes) -> str:
+    passes = sizes.tokens / sizes.epoch_tokens
+    ended = "; more would learn it by heart, so a longer run needs more text" if passes > 0.95 * MOST_EPOCHS else ""
+    return f"{passes:.2g} passes over the text{ended}"
 
 
 def _model_lines(sizes: Sizes, model: dict[str, str]) -> list[str]:
