@@ -54,7 +54,7 @@ def test_what_is_shown_of_a_run_fits_a_screen_however_often_it_was_started(runs:
         said, every = command("show", runs[1]).stdout, command("show", runs[1], "-v").stdout
         assert said.count("attempt ") == 3 and f"attempt {count}, " in said and every.count("attempt ") == count
         assert ("attempts: 300, of which the last 3" in said) == (count == 300)
-        assert all(len(line) <= 80 for line in said.splitlines() if not line.startswith(str(runs[1])))
+        assert all(len(line) <= 80 for line in said.splitlines() if str(runs[1]) not in line)
         assert "optimizer.lr = 0.5" in said and "optimizer.eps" not in said and "optimizer.eps" in every
 
 

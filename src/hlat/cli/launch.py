@@ -25,7 +25,7 @@ from hlat.cli.options import (
     ProgramOption,
     SbatchOption,
 )
-from hlat.cli.terminal import OverridesArgument, RecipeArgument, complain, ready, say
+from hlat.cli.terminal import OverridesArgument, RecipeArgument, complain, opening_line, ready, say
 
 RunArgument = Annotated[Path, typer.Argument(help="Run folder.", show_default=False)]
 
@@ -85,7 +85,8 @@ def slurm_command(
     ready(works=not dry_run)
     words = tuple(sbatch or ()), tuple(srun or ()), tuple(setup or ())
     options = SlurmOptions(time, chain, partition, account, qos, exclude, cpus_per_task, to, *words, doctor)
-    done = submit_slurm(recipe, overrides or (), options=options, **_job(context))
+    with opening_line("checking the run"):
+        done = submit_slurm(recipe, overrides or (), options=options, **_job(context))
     if done.job is None:
         say(done.script.rstrip("\n"))
         if done.missing:
@@ -186,7 +187,8 @@ def kubernetes_command(
     words = tuple(volume or ()), tuple(resource or ()), tuple(node_selector or ())
     more = tuple(label or ()), tuple(toleration or ()), tuple(changes or ())
     options = KubernetesOptions(image, kind, namespace, *words, not no_probes, *more)
-    text = submit_kubernetes(recipe, overrides or (), options=options, **_job(context))
+    with opening_line("checking the run"):
+        text = submit_kubernetes(recipe, overrides or (), options=options, **_job(context))
     say(text.rstrip("\n") if dry_run else f"submitted; its pods: {pods_query(text)}")
 
 

@@ -154,13 +154,15 @@ def check(
         from hlat.launch import Here, load_and_check, summary_lines
 
         here = Here(nproc or 1 if is_here else None, asked or 1, cluster, files=not no_files)
-        report = load_and_check(load, here)
+        with opening_line(f"checking {recipe}"):
+            report = load_and_check(load, here)
+            lines += summary_lines(report, here)
         resolved, notes = report.recipe, report.notes
-        lines += summary_lines(report, here)
     if resolved.own_parts:
         from hlat.launch import check_extensions
 
-        check_extensions(resolved, asked or resolved.parallel.model_ranks)
+        with opening_line("importing the parts of your own"):
+            check_extensions(resolved, asked or resolved.parallel.model_ranks)
     if as_json:
         say(json.dumps(resolved.model_dump(mode="json"), indent=2))
         return
@@ -176,6 +178,8 @@ def check(
     if is_here:
         for line in _determinism(resolved, asked or resolved.parallel.model_ranks):
             say(f"  speed  {line}")
+    if cluster is None and not is_here and asked is not None:
+        lines.insert(0, ("memory", "not checked: --on INSTANCE:N names the machines, as in --on p5.48xlarge:4"))
     for name, line in lines:
         say(f"  {name:6} {line}")
     say(f"  folder {resolved.run_dir}")
