@@ -155,7 +155,7 @@ def test_objects_of_this_process_train_and_their_source_is_recorded(content: dic
 
     recipe, steps, losses = hlat.load_recipe(content), Steps(), []
     given = {"optimizer": functools.partial(Sign, scale=0.5), "components": [steps]}
-    result = hlat.train(recipe, **given, on_step=lambda end: losses.append(float(end.result.loss)))
+    result = hlat.train(recipe, **given, on_step=lambda end: losses.append(end.loss))
     assert result.finished and steps.seen == [1, 2, 3, 4] and losses[-1] == pytest.approx(result.loss)
     attempts = [json.loads(line) for line in (result.run_dir / "attempts.jsonl").read_text().splitlines()]
     (name,) = [name for name in attempts[-1]["parts"] if name.endswith("Sign")]

@@ -235,7 +235,7 @@ def _train_here(job: TrainingJob, on_step: "Sequence[Callable[[StepEnd], object]
         recipe = job.load(here.world)
         if not quiet and here.rank == 0 and StepLine.can_be_seen(sys.stdout):
             line = StepLine(sys.stdout, recipe.total_steps)
-            on_step = (*on_step, lambda end: line.show(end.step, lambda: float(end.result.loss), end.is_last))
+            on_step = (*on_step, lambda end: line.show(end.step, lambda: end.loss, end.is_last))
         outcome = job.train_here(recipe, stream=stream, on_step=on_step)
         return _result(recipe, outcome.step, outcome.reason, outcome.checkpoint)
 
