@@ -76,7 +76,10 @@ def test_the_time_is_the_flops_over_the_rate(corpus: Path) -> None:
     sizes = choose_sizes(texts, 10**9, LAPTOP, 1.0, None, trained=False)
     model = load_recipe("quickstart", ["data.path=x"]).model.model_copy(update=sizes.model)
     assert count_parameters(model).total == sizes.parameters
-    expected = sizes.tokens * flops_per_token(model, sizes.sequence_length) / (0.35 * 1e11)
+    # Of small models a CPU reaches less: docs/notebook/quickstart.md has 36 % of 2.4 million parameters, 26 % of 1.0.
+    share = 0.35 * min(1.0, sizes.parameters / 2.4e6) ** 0.5
+    assert 0.1 < share < 0.35
+    expected = sizes.tokens * flops_per_token(model, sizes.sequence_length) / (share * 1e11)
     assert sizes.seconds == pytest.approx(expected, rel=1e-3)
 
 

@@ -33,7 +33,7 @@ from hlat.launch.start_checks import (
     check_device_memory,
     surely_fits,
 )
-from hlat.model import flops_per_token
+from hlat.model import count_parameters, flops_per_token
 from hlat.runtime.errors import LaunchError, PlanError
 from hlat.runtime.quantities import amount_text, rounded_text, short_count
 from hlat.runtime.terminal import plural
@@ -242,12 +242,13 @@ def _time_here(recipe: Recipe, here: Here) -> str:
         return ""
     if flops < _SHORT:
         return f"minutes or less: {flops:.1e} FLOPs"
-    from hlat.draft import REACHED, look_at_machine, time_text  # noqa: PLC0415 - imports torch
+    from hlat.draft import look_at_machine, reached, time_text  # noqa: PLC0415 - imports torch
 
     try:
         machine = look_at_machine(recipe.run.device)
     except LaunchError:  # a check of the start has said that there is no such device
         return ""
     devices = 1 if machine.is_host else here.world or 1
-    seconds = flops / (REACHED * machine.peak * devices)
-    return f"about {time_text(seconds)}, if steps reach {REACHED:.0%} of the peak of {machine.name}"
+    share = reached(count_parameters(recipe.model).total, is_host=machine.is_host)
+    seconds = flops / (share * machine.peak * devices)
+    return f"about {time_text(seconds)}, if steps reach {share:.0%} of the peak of {machine.name}"
