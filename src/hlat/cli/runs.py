@@ -6,6 +6,7 @@ show, compare -> one run, or several, as text
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,7 @@ import hlat
 from hlat.cli.options import HardwareOption, JsonOption, PortOption, PriceOption
 from hlat.cli.terminal import AllOption, opening_line, ready, say
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.terminal import TABLE_ROWS, be_verbose, escape_name, first_of, is_verbose, plural
+from hlat.runtime.terminal import TABLE_ROWS, be_verbose, columns, escape_name, first_of, is_verbose, plural
 
 if TYPE_CHECKING:
     from hlat.reporting import LossesAt, RunComparison, RunOverview, RunSummary
@@ -27,6 +28,7 @@ _MOST_LETTERS = 60
 _MOST_CHARACTERS = 160  # of a value of the recipe
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _COLUMNS = ("run", "state", "step", "loss", "validation", "tokens", "tokens/s", "size", "updated, UTC")
+_LEAST = ("size", "tokens", "updated, UTC")  # left out of a terminal that is too narrow, the first one first
 
 
 def register(app: typer.Typer) -> None:
@@ -83,7 +85,13 @@ def runs_command(
     if not found:
         say(f"{folder}: no runs")
         return
-    for line in _table([_COLUMNS, *map(_cells, found)]):
+    rows = [_COLUMNS, *map(_cells, found)]
+    for name in _LEAST if sys.stdout.isatty() else ():
+        if max(map(len, _table(rows))) <= columns(sys.stdout):
+            break
+        at = rows[0].index(name)
+        rows = [(*row[:at], *row[at + 1 :]) for row in rows]
+    for line in _table(rows):
         say(line)
 
 
