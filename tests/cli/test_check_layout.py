@@ -21,6 +21,8 @@ from hlat.cli import app
 def test_check_says_what_the_layout_comes_to(arguments, line):
     done = CliRunner().invoke(app, ["check", "--no-files", *arguments])
     assert done.exit_code == 0 and f"  layout {line}\n" in done.output, done.output
+    # On how many processes, not on which machines: nothing is known of their memory, and "good" does not mean that.
+    assert ("  memory not checked: --on INSTANCE:N" in done.output) == ("--world" in arguments)
 
 
 def test_check_says_nothing_of_a_layout_that_nobody_asked_for():

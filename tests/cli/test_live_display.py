@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from hlat.runtime.terminal import BottomLine
+from tests.support.commands import hlat
 from tests.support.terminal import Screen, TerminalCommand
 
 SPINNER = set("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
@@ -183,3 +184,18 @@ def _feed(screen: Screen, reading: int, terminal: TextIO) -> None:
     while not text.endswith(_END):
         text += os.read(reading, 1 << 16).decode()
     screen.feed(text.removesuffix(_END))
+
+
+@pytest.mark.parametrize(
+    "sections", ["{run: {name: x}}", "{model: {preset: tiny-1m}, data: {path: x}, training: {steps: 9}}"]
+)
+def test_what_a_verb_says_breaks_between_words_on_a_terminal_and_nowhere_else(sections, tmp_path):
+    (tmp_path / "mine.yaml").write_text(sections)
+    done = hlat("check", "mine.yaml", "--no-files", cwd=tmp_path)
+    said = done.stdout + done.stderr
+    assert max(map(len, said.splitlines())) > 80, "programs read lines"
+    with TerminalCommand("check", "mine.yaml", "--no-files", columns=80, folder=tmp_path) as command:
+        assert command.wait() == done.returncode
+        screen = command.screen
+    assert all(len(line) <= 80 for line in screen.lines), screen.text
+    assert screen.text.split() == said.split()

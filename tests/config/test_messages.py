@@ -226,6 +226,14 @@ def test_a_model_without_sizes_is_one_line_that_names_presets(model: dict[str, A
     assert says in said and len(said.splitlines()) == 2 and len(said) < 400
 
 
-def test_a_recipe_without_a_model_names_presets() -> None:
-    with pytest.raises(RecipeError, match=r"model: is required\. .*preset=tiny-10m, llama-3\.2-1b or llama-3-8b"):
-        parse_recipe({name: section for name, section in GOOD.items() if name != "model"})
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ("model", r"preset=tiny-10m, llama-3\.2-1b or llama-3-8b"),
+        ("data", r"Give data\.path=FILE_OR_FOLDER, .* hlat init"),
+        ("training", r"Give training\.tokens or training\.steps, as in training\.tokens=100M\."),
+    ],
+)
+def test_a_missing_section_is_told_what_to_give(section: str, says: str) -> None:
+    with pytest.raises(RecipeError, match=rf"{section}: is required\. .*{says}"):
+        parse_recipe({name: content for name, content in GOOD.items() if name != section})

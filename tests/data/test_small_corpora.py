@@ -81,6 +81,20 @@ def checked(content: dict[str, Any]) -> list[str]:
     return [note.text for note in report.notes if note.rule == "validation"]
 
 
+def test_a_check_knows_of_the_tail_of_a_text_that_is_too_long_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text is one document, so what is held out is known without it; of several texts nothing is said unread."""
+    monkeypatch.setattr("hlat.data.input_check._MOST_BYTES", 1 << 16)
+    for count, says in ((1, "the corpus has too few documents to hold out whole ones"), (3, "")):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        for number in range(count):
+            (folder / f"{number}.txt").write_text(LINE * 2000)
+        said = checked(write(folder, {}, path=str(folder), sources=[]))
+        assert len(said) == bool(says) and says in "".join(said)
+
+
 def data_of(content: dict[str, Any]) -> Any:
     return parse_recipe(content, world=1).data
 

@@ -76,7 +76,10 @@ def test_the_time_is_the_flops_over_the_rate(corpus: Path) -> None:
     sizes = choose_sizes(texts, 10**9, LAPTOP, 1.0, None, trained=False)
     model = load_recipe("quickstart", ["data.path=x"]).model.model_copy(update=sizes.model)
     assert count_parameters(model).total == sizes.parameters
-    expected = sizes.tokens * flops_per_token(model, sizes.sequence_length) / (0.35 * 1e11)
+    # Of small models a CPU reaches less: docs/notebook/quickstart.md has 36 % of 2.4 million parameters, 26 % of 1.0.
+    share = 0.35 * min(1.0, sizes.parameters / 2.4e6) ** 0.5
+    assert 0.1 < share < 0.35
+    expected = sizes.tokens * flops_per_token(model, sizes.sequence_length) / (share * 1e11)
     assert sizes.seconds == pytest.approx(expected, rel=1e-3)
 
 
@@ -96,9 +99,11 @@ def test_every_number_has_a_reason_and_text_survives_quoting(tmp_path: Path) -> 
     (folder / "a.txt").write_text("春天来了。" * 4000, encoding="utf-8")
     text = draft_recipe([str(folder)], name="mine", hours=0.02)
     assert yaml.safe_load(text)["data"]["path"] == str(folder)
+    lines = text.splitlines()
     for field in ("global_batch", "micro_batch", "lr", "steps"):
-        line = next(line for line in text.splitlines() if line.strip().startswith(f"{field}:"))
-        assert "  # " in line
+        number = next(number for number, line in enumerate(lines) if line.strip().startswith(f"{field}:"))
+        assert "  # " in lines[number] or lines[number - 1].startswith("  # ")
+    assert all(len(line) <= 80 for line in lines if str(folder) not in line), "comments break between words"
 
 
 def test_what_cannot_be_used_is_said(tmp_path: Path, jsonl: Path) -> None:

@@ -3,6 +3,7 @@
 import functools
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def test_objects_of_this_process_train_and_their_source_is_recorded(content: dic
 
     recipe, steps, losses = hlat.load_recipe(content), Steps(), []
     given = {"optimizer": functools.partial(Sign, scale=0.5), "components": [steps]}
-    result = hlat.train(recipe, **given, on_step=lambda end: losses.append(float(end.result.loss)))
+    result = hlat.train(recipe, **given, on_step=lambda end: losses.append(end.loss))
     assert result.finished and steps.seen == [1, 2, 3, 4] and losses[-1] == pytest.approx(result.loss)
     attempts = [json.loads(line) for line in (result.run_dir / "attempts.jsonl").read_text().splitlines()]
     (name,) = [name for name in attempts[-1]["parts"] if name.endswith("Sign")]
@@ -201,3 +202,20 @@ def test_a_line_of_progress_is_shown_where_somebody_looks(monkeypatch: pytest.Mo
     first, last = stream.getvalue().removeprefix("\r").split("\r")  # the second step came too soon
     assert first == "step 1/3  33.3%  eta -  loss 8.0000"
     assert last.rstrip() == "step 3/3  100.0%  eta 0:00:00  loss 6.0000" and last.endswith("\n")
+
+
+def test_the_preparation_of_text_is_shown_too_unless_quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    (tmp_path / "text.txt").write_text("the quick brown fox " * 500)
+    recipe = {
+        "model": {"vocab_size": 64, "layers": 1, "hidden_size": 16, "intermediate_size": 32, "heads": 2},
+        "data": {"path": str(tmp_path / "text.txt"), "sequence_length": 16, "tokenizer": {"train": "char"}},
+        "training": {"steps": 2},
+    }
+    for quiet in (False, True):
+        recipe["run"] = {"dir": str(tmp_path / f"quiet-{quiet}"), "device": "cpu"}
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "stdout", stream := Terminal())
+            hlat.train(hlat.load_recipe(recipe), quiet=quiet)
+        said = stream.getvalue()
+        assert ("preparing data" in said) == ("step 2/2" in said) == (not quiet), said

@@ -1,5 +1,6 @@
 """Checks of a start: each finds its mistake, all of them at once, and none finds anything in a good recipe."""
 
+import argparse
 import json
 import os
 import shutil
@@ -196,7 +197,18 @@ def test_a_text_that_is_shorter_than_a_batch_or_seems_shorter_than_a_sample_is_a
     )
     words = data | {"tokenizer": {"train": "bpe"}, "sequence_length": 200}
     sample = check(content(path, tmp_path / "run", data=words, batch={"global_batch": 1, "micro_batch": 1})).notes
-    assert "short-text" in [note.rule for note in sample] and "about 100 training tokens" in str(sample[0])
+    assert "short-text" in [note.rule for note in sample] and " training tokens" in str(sample[0])
+
+
+@pytest.mark.parametrize("size", [300, 1000, 4000])
+def test_tokens_of_a_trained_tokenizer_are_estimated_by_its_vocabulary(size, tmp_path):
+    """The witness is the tokenizer, trained on the same text: the source of a module of Python."""
+    text = Path(argparse.__file__).read_text(encoding="utf-8")
+    (tmp_path / "text.txt").write_text(text)
+    data = {"tokenizer": {"vocab_size": size}, "validation": {"fraction": 0.0}, "sequence_length": 40}
+    sections = content(tmp_path / "text.txt", tmp_path / "run", data=data)
+    sections["model"] |= {"vocab_size": size}
+    assert check(sections).inputs.training_tokens == pytest.approx(len(train_bpe([text], size).encode(text)), rel=0.35)
 
 
 @pytest.mark.parametrize("trained", ["char", None])

@@ -105,3 +105,12 @@ def test_check_answers_for_other_machines(tmp_path, cli) -> None:
     assert good.returncode == 0, good.stderr
     assert "  memory the fullest rank needs 46" in good.stdout and "  time " in good.stdout
     assert "  layout 32 processes" in good.stdout
+
+
+def test_a_launch_says_what_it_chooses_beside_the_script(tmp_path, cli) -> None:
+    file = tmp_path / "b.yaml"
+    file.write_text(json.dumps(EIGHT))
+    machines = ("--nodes", "4", "--instance", "p5.48xlarge", "--dry-run")
+    done = cli("launch", "slurm", file, *machines, "batch.micro_batch=1", "parallel.zero=3")
+    assert done.returncode == 0 and "chosen: schedule.warmup_steps=" in done.stderr, done.stderr
+    assert done.stdout.startswith("#!/bin/bash") and "chosen" not in done.stdout

@@ -44,6 +44,20 @@ def test_a_run_shows_its_last_numbers_curve_and_recipe(runs: list[Path]) -> None
     assert json.loads(command("show", runs[1], "--json").stdout) == json.loads(json.dumps(found.to_dict()))
 
 
+def test_what_is_shown_of_a_run_fits_a_screen_however_often_it_was_started(runs: list[Path]) -> None:
+    """Of attempts the last three are shown, and of the recipe what is no default; ``-v`` lists all."""
+    attempts = runs[1] / "attempts.jsonl"
+    for count in (3, 300):
+        attempts.write_text(
+            "".join(json.dumps({"time": f"2026-01-01T00:00:{n:04}", "host": n}) + "\n" for n in range(count))
+        )
+        said, every = command("show", runs[1]).stdout, command("show", runs[1], "-v").stdout
+        assert said.count("attempt ") == 3 and f"attempt {count}, " in said and every.count("attempt ") == count
+        assert ("attempts: 300, of which the last 3" in said) == (count == 300)
+        assert all(len(line) <= 80 for line in said.splitlines() if str(runs[1]) not in line)
+        assert "optimizer.lr = 0.5" in said and "optimizer.eps" not in said and "optimizer.eps" in every
+
+
 def test_curves_are_compared_where_both_runs_have_logged(runs: list[Path]) -> None:
     found = compare_runs(runs)
     assert list(found.recipe) == ["optimizer.lr"] and found.recipe["optimizer.lr"][1] == "0.5"

@@ -158,8 +158,8 @@ def test_a_component_of_another_package_takes_part_in_a_run_and_is_resumed(
                 "failed: ModuleNotFoundError: No module named 'no_such_library'. Repair that package.",
                 "training.components.movment: no installed package has a component of this name.",
                 "Did you mean movement or model?",
-                "training.components.movement.scale = 'big': Input should be a valid number",
-                "training.components.movement.more = 1: Extra inputs are not permitted. Options: scale.",
+                "training.components.movement.scale = 'big': must be a valid number",
+                "training.components.movement.more = 1: there is no such option. Options: scale.",
             ],
         ),
         (
@@ -183,7 +183,8 @@ def test_all_problems_are_named_at_once_here_and_by_the_supervisor(
     if "broken" in components:
         with pytest.raises(RecipeError) as before:
             check_extensions(recipe, 1)
-        assert str(before.value) == str(raised.value)
+        assert str(before.value).startswith("parts of your own: 4 problems\n")
+        assert list(map(str, before.value.problems)) == list(map(str, raised.value.problems))
 
 
 def test_the_state_of_a_component_has_its_name(installed: Path, content: dict[str, Any]) -> None:

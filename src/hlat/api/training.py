@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -228,15 +229,18 @@ def rehearse(
 
 def _train_here(job: TrainingJob, on_step: "Sequence[Callable[[StepEnd], object]]", quiet: bool) -> TrainingResult:
     from hlat.runtime.process import rank_info
-    from hlat.tracking import LogStream, StepLine
+    from hlat.tracking import LogStream, StepLine, show_data_progress
 
+    shown: dict[str, Any] = {}
     with restored(), LogStream(_LOG) as stream:
         here = rank_info()
         recipe = job.load(here.world)
         if not quiet and here.rank == 0 and StepLine.can_be_seen(sys.stdout):
             line = StepLine(sys.stdout, recipe.total_steps)
-            on_step = (*on_step, lambda end: line.show(end.step, lambda: float(end.result.loss), end.is_last))
-        outcome = job.train_here(recipe, stream=stream, on_step=on_step)
+            on_step = (*on_step, lambda end: line.show(end.step, lambda: end.loss, end.is_last))
+            # Of a large corpus the first step comes after hours.
+            shown["data_progress"] = partial(show_data_progress, sys.stdout, print)
+        outcome = job.train_here(recipe, stream=stream, on_step=on_step, **shown)
         return _result(recipe, outcome.step, outcome.reason, outcome.checkpoint)
 
 

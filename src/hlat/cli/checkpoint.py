@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from hlat.cli.options import DryRunOption, JsonOption
-from hlat.cli.terminal import CheckpointArgument, WeightsOption, ready, say
+from hlat.cli.terminal import CheckpointArgument, WeightsOption, opening_line, ready, say
 from hlat.runtime.errors import CheckpointError, CheckpointFormatError, LaunchError
 from hlat.runtime.terminal import TABLE_ROWS, escape_name, listed, plural
 from hlat.runtime.urls import is_url, redact_json
@@ -238,7 +238,8 @@ def import_command(
     from hlat.config import PRESETS
 
     ready(works=True)
-    path = hlat.import_model(source, to, model=model, tokenizer=tokenizer)
+    with opening_line("converting"):
+        path = hlat.import_model(source, to, model=model, tokenizer=tokenizer)
     say(f"imported to {path}")
     section = f"model.preset={model}" if model in PRESETS else f"model.hf_config={model or source}"
     stored = f" data.tokenizer.path={path / 'tokenizer'}" if has_tokenizer(path) else ""
@@ -257,7 +258,8 @@ def export_command(
     import hlat
 
     ready(works=True)
-    path = hlat.export(checkpoint, to, dtype=dtype, weights=weights)
+    with opening_line("exporting"):
+        path = hlat.export(checkpoint, to, dtype=dtype, weights=weights)
     say(f"exported to {path}")
     say(f"load it with transformers.AutoModelForCausalLM.from_pretrained({str(path)!r})")
 
@@ -285,7 +287,8 @@ def average(
 
     ready(works=True)
     factors = None if coefficients is None else _numbers(coefficients)
-    path = hlat.average(checkpoints, to, last=last, coefficients=factors, decay=decay, weights=weights)
+    with opening_line("averaging"):
+        path = hlat.average(checkpoints, to, last=last, coefficients=factors, decay=decay, weights=weights)
     parents = hlat.checkpoint.open_unverified(path).meta["average"]
     for parent in parents:
         say(f"{parent['share']:8.2%} of step {parent['step']:,}, {parent['path']}")

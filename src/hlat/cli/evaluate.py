@@ -12,7 +12,16 @@ import typer
 from typer.core import TyperCommand
 
 from hlat.cli.options import JsonOption
-from hlat.cli.terminal import CheckpointArgument, QuietOption, WeightsOption, complain, ready, say, whole_number
+from hlat.cli.terminal import (
+    CheckpointArgument,
+    QuietOption,
+    WeightsOption,
+    complain,
+    opening_line,
+    ready,
+    say,
+    whole_number,
+)
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.terminal import TABLE_ROWS, escape_name, first_of, listed
 
@@ -249,14 +258,15 @@ def generate(
     import hlat.evaluation
 
     ready()
-    new = hlat.generate(
-        checkpoint,
-        prompt,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        weights=weights,
-    )
+    with opening_line("generating"):
+        new = hlat.generate(
+            checkpoint,
+            prompt,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            weights=weights,
+        )
     say(prompt + new)

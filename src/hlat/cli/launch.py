@@ -5,7 +5,10 @@ kubernetes                  -> a Job, a JobSet, or a TrainJob
 local                       -> hosts that are started from here, without a scheduler
 """
 
+import logging
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,9 +28,31 @@ from hlat.cli.options import (
     ProgramOption,
     SbatchOption,
 )
-from hlat.cli.terminal import OverridesArgument, RecipeArgument, complain, ready, say
+from hlat.cli.terminal import OverridesArgument, RecipeArgument, complain, opening_line, ready, say
 
 RunArgument = Annotated[Path, typer.Argument(help="Run folder.", show_default=False)]
+
+
+class _Choices(logging.Handler):
+    """Prints what a launch chooses on standard error, since standard output may be the script."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno == logging.INFO:  # others are printed already
+            complain(record.getMessage(), "info")
+
+
+@contextmanager
+def _telling_choices() -> Iterator[None]:
+    logger, handler = logging.getLogger("hlat.launch"), _Choices()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        with opening_line("checking the run"):
+            yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
 
 
 def _job(context: typer.Context) -> dict[str, Any]:
@@ -85,7 +110,8 @@ def slurm_command(
     ready(works=not dry_run)
     words = tuple(sbatch or ()), tuple(srun or ()), tuple(setup or ())
     options = SlurmOptions(time, chain, partition, account, qos, exclude, cpus_per_task, to, *words, doctor)
-    done = submit_slurm(recipe, overrides or (), options=options, **_job(context))
+    with _telling_choices():
+        done = submit_slurm(recipe, overrides or (), options=options, **_job(context))
     if done.job is None:
         say(done.script.rstrip("\n"))
         if done.missing:
@@ -186,7 +212,8 @@ def kubernetes_command(
     words = tuple(volume or ()), tuple(resource or ()), tuple(node_selector or ())
     more = tuple(label or ()), tuple(toleration or ()), tuple(changes or ())
     options = KubernetesOptions(image, kind, namespace, *words, not no_probes, *more)
-    text = submit_kubernetes(recipe, overrides or (), options=options, **_job(context))
+    with _telling_choices():
+        text = submit_kubernetes(recipe, overrides or (), options=options, **_job(context))
     say(text.rstrip("\n") if dry_run else f"submitted; its pods: {pods_query(text)}")
 
 

@@ -195,12 +195,16 @@ _VERBS = {
     "help": "It is `hlat --help`, and `hlat VERB --help`",
     "version": "It is `hlat --version`",
 }
+_OVERRIDES = "Overrides follow the recipe, without an option: training.steps=100"
 _RESUMES = "`hlat train` resumes by itself: give the same command again, without it"
 _OPTIONS = {
     "resume": _RESUMES,
     "continue": _RESUMES,
     "resume-from": _RESUMES,
     "from-checkpoint": "Write the field checkpoint.init_from=CHECKPOINT",
+    "set": _OVERRIDES,
+    "override": _OVERRIDES,
+    "overrides": _OVERRIDES,
     "config": "The recipe is an argument, without an option",
     "recipe": "The recipe is an argument, without an option",
     "checkpoint": "The run or checkpoint is an argument, without an option",

@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 import hlat
 from hlat.cli.options import HardwareOption, JsonOption, PriceOption, WorldOption, check_outputs, write_output
-from hlat.cli.terminal import OverridesArgument, RecipeArgument, ready, say, whole_number
+from hlat.cli.terminal import OverridesArgument, RecipeArgument, opening_line, ready, say, whole_number
 from hlat.runtime.terminal import escape_name, wrapped
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ def plan_command(
         _say_choice(PlanQuestion.of_options(options), options, as_json=as_json)
         return
     check_outputs((to, trace, fragment))
-    compared = compare_clusters(PlanQuestion.of_options(options))
+    with opening_line("planning"):
+        compared = compare_clusters(PlanQuestion.of_options(options))
     _say_plans(compared, as_json=as_json, words=explain)
     if per is None and not as_json:
         say_units(plan.request.cluster for plan in compared.plans)
@@ -145,7 +146,8 @@ def _say_grid(models: str, options: "Mapping[str, Any]", html: Path | None, *, a
     check_grid_options(options)
     check_outputs((html,))
     gc.freeze()  # as for a choice
-    found = plan_grid(models, PlanQuestion.of_options(options))
+    with opening_line("planning"):
+        found = plan_grid(models, PlanQuestion.of_options(options))
     if html is not None:
         write_output(html, grid_page(found))
     for line in [json.dumps(found.to_dict(), indent=2)] if as_json else map(escape_name, grid_lines(found, _columns())):
@@ -170,10 +172,12 @@ def _say_choice(question: "PlanQuestion", options: "Mapping[str, Any]", *, as_js
 
     found: Purchase | ModelSize
     if question.model is None:
-        found = choose_model_size(question)
+        with opening_line("planning"):
+            found = choose_model_size(question)
         content, lines = model_size_json(found), model_size_lines(found, _columns())
     else:
-        found = choose_cluster(question)
+        with opening_line("planning"):
+            found = choose_cluster(question)
         content, lines = purchase_json(found), purchase_lines(found, _columns())
     if as_json:
         say(json.dumps(content, indent=2))
@@ -297,17 +301,18 @@ def rehearse(
         if not as_json:
             say("\n".join(report_lines(report, width)))
 
-    found = hlat.rehearse(
-        recipe,
-        overrides or [],
-        world=world,
-        ranks=ranks or None,
-        processes=os.cpu_count() or 1,
-        on_report=show,
-        device=device,
-        cluster=cluster,
-        hardware=hardware,
-    )
+    with opening_line("rehearsing"):
+        found = hlat.rehearse(
+            recipe,
+            overrides or [],
+            world=world,
+            ranks=ranks or None,
+            processes=os.cpu_count() or 1,
+            on_report=show,
+            device=device,
+            cluster=cluster,
+            hardware=hardware,
+        )
     if trace is not None:
         _write_trace(trace, json.dumps(found.chrome_trace()))
     if as_json:

@@ -108,12 +108,13 @@ def init(
     if to.exists():
         raise StorageError(f"{to} exists; name a new file with --to, or remove it first")
     check_outputs((to,))
-    text = hlat.draft_recipe(
-        texts, name=name or to.stem, hours=hours, column=column, start=start, model=model, device=device
-    )
+    with opening_line("looking at the text and measuring this machine"):
+        text = hlat.draft_recipe(
+            texts, name=name or to.stem, hours=hours, column=column, start=start, model=model, device=device
+        )
     write_output(to, text)
-    say(text.rstrip())
-    say(f"\nwritten to {to}. Next: hlat check {to}, then hlat train {to}")
+    say(text)
+    say(f"written to {to}. Next: hlat check {to}, then hlat train {to}")
 
 
 def check(
@@ -153,13 +154,15 @@ def check(
         from hlat.launch import Here, load_and_check, summary_lines
 
         here = Here(nproc or 1 if is_here else None, asked or 1, cluster, files=not no_files)
-        report = load_and_check(load, here)
+        with opening_line(f"checking {recipe}"):
+            report = load_and_check(load, here)
+            lines += summary_lines(report, here)
         resolved, notes = report.recipe, report.notes
-        lines += summary_lines(report, here)
     if resolved.own_parts:
         from hlat.launch import check_extensions
 
-        check_extensions(resolved, asked or resolved.parallel.model_ranks)
+        with opening_line("importing the parts of your own"):
+            check_extensions(resolved, asked or resolved.parallel.model_ranks)
     if as_json:
         say(json.dumps(resolved.model_dump(mode="json"), indent=2))
         return
@@ -175,6 +178,8 @@ def check(
     if is_here:
         for line in _determinism(resolved, asked or resolved.parallel.model_ranks):
             say(f"  speed  {line}")
+    if cluster is None and not is_here and asked is not None:
+        lines.insert(0, ("memory", "not checked: --on INSTANCE:N names the machines, as in --on p5.48xlarge:4"))
     for name, line in lines:
         say(f"  {name:6} {line}")
     say(f"  folder {resolved.run_dir}")

@@ -6,6 +6,7 @@ show, compare -> one run, or several, as text
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,9 +16,9 @@ import typer
 
 import hlat
 from hlat.cli.options import HardwareOption, JsonOption, PortOption, PriceOption
-from hlat.cli.terminal import AllOption, ready, say
+from hlat.cli.terminal import AllOption, opening_line, ready, say
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.terminal import TABLE_ROWS, be_verbose, escape_name, first_of, is_verbose, plural
+from hlat.runtime.terminal import TABLE_ROWS, be_verbose, columns, escape_name, first_of, is_verbose, plural
 
 if TYPE_CHECKING:
     from hlat.reporting import LossesAt, RunComparison, RunOverview, RunSummary
@@ -27,6 +28,7 @@ _MOST_LETTERS = 60
 _MOST_CHARACTERS = 160  # of a value of the recipe
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _COLUMNS = ("run", "state", "step", "loss", "validation", "tokens", "tokens/s", "size", "updated, UTC")
+_LEAST = ("size", "tokens", "updated, UTC")  # left out of a terminal that is too narrow, the first one first
 
 
 def register(app: typer.Typer) -> None:
@@ -67,7 +69,9 @@ def report(
         say(summary_markdown(runs, machines))
         return
     if not serve:
-        say(f"report: {hlat.report(runs, to, cluster=cluster, price=price, hardware=hardware)}")
+        with opening_line("writing the report"):
+            written = hlat.report(runs, to, cluster=cluster, price=price, hardware=hardware)
+        say(f"report: {written}")
         return
     server = ReportServer(runs, machines, port)
     say(f"report: {server.url} (Ctrl-C ends)")
@@ -87,7 +91,13 @@ def runs_command(
     if not found:
         say(f"{folder}: no runs")
         return
-    for line in _table([_COLUMNS, *map(_cells, found)]):
+    rows = [_COLUMNS, *map(_cells, found)]
+    for name in _LEAST if sys.stdout.isatty() else ():
+        if max(map(len, _table(rows))) <= columns(sys.stdout):
+            break
+        at = rows[0].index(name)
+        rows = [(*row[:at], *row[at + 1 :]) for row in rows]
+    for line in _table(rows):
         say(line)
 
 
@@ -118,7 +128,7 @@ def _plain(run: "RunSummary") -> dict[str, object]:
     return dict(to_json_value(plain))
 
 
-_WIDTH = 60  # columns of a curve
+_WIDTH = 42  # columns of a curve: with its numbers it fits a terminal of 80
 _MOST_CHECKPOINTS = 8
 _FORMATS = {
     "step": "{:,.0f}",
@@ -182,7 +192,10 @@ def _overview(run: "RunOverview") -> Iterator[str]:
     yield f"{escape_name(run.name)}: {state}{size}; {escape_name(str(run.folder))}"
     if run.damaged_lines:
         yield f"left out: {plural(run.damaged_lines, 'damaged line')} of its files"
-    for number, attempt in enumerate(run.attempts, 1):
+    # The newest ones: of a run on machines that are taken away there are hundreds.
+    attempts, more = first_of(reversed([*enumerate(run.attempts, 1)]))
+    yield from ([f"attempts: {len(run.attempts):,}, of which the last {len(attempts)} (-v lists all)"] if more else [])
+    for number, attempt in reversed(attempts):
         yield from _attempt(number, attempt)
     losses = run.loss.losses
     if losses:
@@ -196,11 +209,23 @@ def _overview(run: "RunOverview") -> Iterator[str]:
         shown = ", ".join(f"{step:,}" for step in run.checkpoints[-_MOST_CHECKPOINTS:])
         earlier = len(run.checkpoints) - _MOST_CHECKPOINTS
         yield f"checkpoints of steps {shown}" + (f" and {earlier} earlier ones" if earlier > 0 else "")
-    yield "recipe:" if run.settings else "recipe: unknown"
+    usual = {} if is_verbose() else _default_settings()
+    head = "recipe, where it differs from the defaults (-v lists all):" if usual else "recipe:"
+    yield head if run.settings else "recipe: unknown"
     given = {field: text for field, text in flat_settings(run.settings).items() if text != "null"}
-    fields, more = shown_settings(given)
+    fields, more = shown_settings({field: text for field, text in given.items() if usual.get(field) != text})
     yield from (f"  {field} = {escape_name(_cut(text))}" for field, text in fields)
     yield from ([f"  {more}"] if more else [])
+
+
+def _default_settings() -> dict[str, str]:
+    from hlat.config import Recipe
+    from hlat.reporting import flat_settings
+
+    sizes = {"vocab_size": 2, "layers": 1, "hidden_size": 2, "intermediate_size": 1, "heads": 1}
+    required = {"model": sizes, "data": {"path": "text"}, "training": {"steps": 1}}
+    fields = flat_settings(Recipe.model_validate(required).model_dump(mode="json"))
+    return {field: text for field, text in fields.items() if field not in flat_settings(required)}
 
 
 def _cut(text: str) -> str:

@@ -10,14 +10,22 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 
 from hlat.runtime.backend.torch_private import untested_torch_warning
 from hlat.runtime.logs import json_line, prints_json
 from hlat.runtime.process import LAUNCHER_ENV, end_at_sigterm, let_output_be_lost, raise_interrupts
-from hlat.runtime.terminal import BottomLine, StageLine, draws_lines, erase_rest_of, escape_controls
+from hlat.runtime.terminal import (
+    BottomLine,
+    StageLine,
+    columns,
+    draws_lines,
+    erase_rest_of,
+    escape_controls,
+    in_columns,
+)
 
 if TYPE_CHECKING:
     from hlat.config import SettingNote
@@ -88,14 +96,24 @@ def ready(*, hears_sigterm: bool = False, works: bool = False) -> None:
 
 def say(text: str = "", level: str = "info") -> None:
     """Print text to standard output, control characters as escapes: everything that verbs print goes through here."""
-    typer.echo(json_line("message", text, level=level) if prints_json() else escape_controls(text))
+    # Several lines are a file, script or table, which stays as it is.
+    shown = escape_controls(text) if "\n" in text else _readable(text, sys.stdout)
+    typer.echo(json_line("message", text, level=level) if prints_json() else shown)
 
 
 def complain(message: str, level: str = "warning") -> None:
     """Print a message to standard error; ``level`` (warning, error) is that of a JSON line."""
     # First what was printed before, so that both streams read in order.
     sys.stdout.flush()
-    typer.echo(json_line("message", message, level=level) if prints_json() else escape_controls(message), err=True)
+    typer.echo(
+        json_line("message", message, level=level) if prints_json() else _readable(message, sys.stderr), err=True
+    )
+
+
+def _readable(message: str, stream: TextIO) -> str:
+    """Escape control characters; break long lines between words on a terminal, not in files, which programs read."""
+    text = escape_controls(message)
+    return in_columns(text, columns(stream)).rstrip("\n") if text and stream.isatty() else text
 
 
 def show_notes(notes: "Iterable[SettingNote]") -> None:

@@ -156,6 +156,11 @@ SECTIONS_OFF = {
 INSTEAD = {"data.path": "data.sources", "training.steps": "training.tokens", "training.tokens": "training.steps"}
 """The field that has to be given where another is null."""
 
+REQUIRED = {
+    "data": "Give data.path=FILE_OR_FOLDER, or data.sources; hlat init FILE_OR_FOLDER drafts a recipe.",
+    "training": "Give training.tokens or training.steps, as in training.tokens=100M.",
+}
+"""What to write for a section that is missing."""
 
 _INTEGER = "must be a whole number"
 _QUOTED = re.compile(r"'([^']+)'")
@@ -198,7 +203,7 @@ def explain(detail: ErrorDetails) -> Problem:
         meant = _section_meant(detail["loc"], detail["input"]) or _where_meant(detail["loc"])
         return Problem(path, "there is no such field.", meant)
     if detail["type"] == "missing":
-        return Problem(path, "is required.", _description(detail["loc"]))
+        return Problem(path, "is required.", REQUIRED.get(path) or _description(detail["loc"]))
     value, reason = detail["input"], _reason(detail)
     if detail["type"] == "quantity":
         return Problem(path, f"{reason}.", "", value, True)

@@ -177,7 +177,7 @@ def _load_entry(seam: Seam, path: str, name: str) -> tuple[Any, str]:
 def nearest(name: str, known: Collection[str], *, listed: bool = True) -> str:
     """Say which names are close to one, or which there are; with a space at the end if there is anything to say."""
     # difflib takes quadratic time, so long names are not compared.
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5) if len(name) <= _LONGEST_NAME else []
+    close = difflib.get_close_matches(name, dict.fromkeys(known), n=3, cutoff=0.5) if len(name) <= _LONGEST_NAME else []
     if close:
         return f"Did you mean {' or '.join(close)}? "
     if not known or not listed:
@@ -233,9 +233,11 @@ def read_options(options: type[Part], values: Mapping[str, Any], path: str, also
 def _option_problem(path: str, known: Collection[str], detail: Any) -> Problem:
     name, value = ".".join(map(str, detail["loc"])), detail["input"]
     remedy = f"Options: {', '.join(known) or 'none'}."
+    message = detail["msg"].removeprefix("Value error, ").replace("Input should", "must")
+    reason = message[:1].lower() + message[1:]
     if detail["type"] == "extra_forbidden":
-        remedy = f"{nearest(name, known, listed=False)}{remedy}"
-    return Problem(f"{path}.{name}", f"{detail['msg']}.", remedy, value, not isinstance(value, dict))
+        reason, remedy = "there is no such option", f"{nearest(name, known, listed=False)}{remedy}"
+    return Problem(f"{path}.{name}", f"{reason}.", remedy, value, not isinstance(value, dict))
 
 
 def gather_problems(checks: Iterable[Callable[[], object]]) -> list[Problem]:

@@ -178,7 +178,8 @@ def find_recipe(name: str | Path) -> Path:
         # hlat quickstart writes to a folder called quickstart, and is to be given again.
         if path.is_dir() and str(name) not in shipped:
             inside = sorted(str(file) for file in path.glob("*.y*ml"))[:_NAMED_FILES]
-            remedy = f"Name a file in it: {', '.join(inside)}." if inside else "Name a recipe file."
+            drafts = f"Name a recipe file. Of a folder of texts, hlat init {path} drafts one."
+            remedy = f"Name a file in it: {', '.join(inside)}." if inside else drafts
             raise RecipeError([Problem(str(name), "is a folder.", remedy)])
     except (OSError, ValueError):  # a name that no file can have
         pass

@@ -17,6 +17,6 @@ __getattr__ = lazily(
     __name__,
     {
         "drafting": "draft_recipe time_text",
-        "facts": "REACHED look_at_machine",
+        "facts": "look_at_machine reached",
     },
 )

@@ -21,7 +21,7 @@ from typing import Any
 
 from hlat.config import PRESETS, ModelConfig, load_recipe, load_yaml, model_section
 from hlat.data import Tokenizer, load_tokenizer
-from hlat.draft.facts import REACHED, Machine, Texts, look_at_corpus, look_at_machine
+from hlat.draft.facts import Machine, Texts, look_at_corpus, look_at_machine, reached
 from hlat.draft.sources import left_out_line
 from hlat.model import count_parameters, flops_per_token
 from hlat.planner import (
@@ -34,7 +34,7 @@ from hlat.planner import (
     warmup_steps,
 )
 from hlat.runtime.quantities import rounded_text
-from hlat.runtime.terminal import escape_name, plural
+from hlat.runtime.terminal import escape_name, plural, wrapped
 
 
 def draft_recipe(
@@ -100,6 +100,7 @@ _TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022, table 3
 _SEQUENCES = ((3e7, 512), (3e8, 1024), (3e9, 2048))  # parameters below which samples are this long; then 4096
 _VOCABULARIES = ((2e7, 4096), (2e8, 8192), (2e9, 16384))  # bytes of text below which a vocabulary is trained this large
 _LARGEST_VOCABULARY = 32768
+_ROUNDS = 4  # the rate depends on the size, and the size on what the rate does in the time: each round is closer
 _SHAPE = ("vocab_size", "layers", "hidden_size", "intermediate_size", "heads", "kv_heads", "tie_embeddings")
 
 
@@ -132,14 +133,18 @@ def choose_sizes(
     texts: Texts, epoch_tokens: int, machine: Machine, hours: float, given: ModelConfig | None, *, trained: bool
 ) -> Sizes:
     """Choose the numbers of a run for the text, the devices and the hours; None chooses the model too."""
-    flops = machine.rate * hours * 3600
     vocab_size = given.vocab_size if given is not None else vocabulary_for(texts.text_bytes)
-    best, _ = CHINCHILLA.optimal_size(flops)
     # At most as many as the text can train, and as have their training state in half of the memory of all devices.
     by_text = MOST_EPOCHS * epoch_tokens / _TOKENS_PER_PARAMETER
     by_memory = machine.devices * machine.memory_bytes / 2 / STATE_BYTES
-    model = given or _nearest_shape(min(best, by_text, by_memory), vocab_size)
+    size = min(by_text, by_memory)
+    for _ in range(_ROUNDS):
+        best, _ = CHINCHILLA.optimal_size(machine.rate(size) * hours * 3600)
+        size = min(best, by_text, by_memory)
+    model = given or _nearest_shape(size, vocab_size)
     parameters = count_parameters(model).total
+    rate = machine.rate(parameters)
+    flops = rate * hours * 3600
     length = next((one for limit, one in _SEQUENCES if parameters < limit), 4096)
     length = min(length, model.max_sequence_length or length)
     per_token = flops_per_token(model, length)
@@ -156,7 +161,7 @@ def choose_sizes(
         global_batch=batch,
         micro_batch=_micro_batch(batch // machine.devices, parameters, length, machine),
         learning_rate=peak_rate(spent, tokens, trained=trained),
-        seconds=spent / machine.rate,
+        seconds=spent / rate,
     )
 
 
@@ -209,15 +214,14 @@ _PLAIN = re.compile("[A-Za-z_/][A-Za-z0-9._/@-]*")
 
 def recipe_text(name: str, texts: Texts, machine: Machine, sizes: Sizes, model: dict[str, str], hours: float) -> str:
     """Return the text of a recipe file; ``model`` is the line of a given one, as in {"preset": ...}, or empty."""
-    gib = machine.memory_bytes / 2**30
+    gib, share = machine.memory_bytes / 2**30, reached(sizes.parameters, is_host=machine.is_host)
     sections = [
         [
             f"# Drafted by hlat init for {time_text(hours * 3600)} on this machine: "
             f"{machine.devices} x {machine.name}, {gib:.0f} GiB.",
             f"# Expected: {sizes.parameters:,} parameters, {sizes.tokens:,} tokens, {plural(sizes.steps, 'step')} in "
-            f"about {time_text(sizes.seconds)},",
-            f"# at {machine.rate / 1e12:.3g} TFLOP/s ({REACHED:.0%} of the peak, an assumption). hlat check reads it, "
-            "hlat train runs it.",
+            f"about {time_text(sizes.seconds)}, at {machine.rate(sizes.parameters) / 1e12:.3g} TFLOP/s ({share:.0%} of "
+            "the peak, an assumption).",
         ],
         [f"run: {{name: {_quoted(name)}}}"],
         _model_lines(sizes, model),
@@ -235,13 +239,32 @@ def recipe_text(name: str, texts: Texts, machine: Machine, sizes: Sizes, model: 
         [f"schedule: {{kind: cosine, warmup_steps: {warmup_steps(sizes.steps)}}}"],
         [
             "training:",
-            f"  steps: {sizes.steps}  # {sizes.tokens / sizes.epoch_tokens:.2g} passes over the text, of which about "
-            f"{MOST_EPOCHS} still help",
+            f"  steps: {sizes.steps}  # {_passes(sizes)}",
         ],
         [f"evaluation: {{every_steps: {max(1, sizes.steps // 10)}, sequences: 64}}"],
         [f"checkpoint: {{every_steps: {_save_every(sizes)}}}  # {_when(sizes)}; Ctrl-C saves too"],
     ]
-    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+    return "\n\n".join("\n".join(line for one in lines for line in _fitted(one)) for lines in sections) + "\n"
+
+
+_COLUMNS = 80  # of a terminal
+_COMMENTED = re.compile(r"(?P<indent> *)(?P<setting>.*?) *# (?P<comment>[^\"]*)")  # no value with a # in quotes
+
+
+def _fitted(line: str) -> list[str]:
+    """Put the comment of a line that is too long for a terminal on lines of its own before it."""
+    found = _COMMENTED.fullmatch(line) if len(line) > _COLUMNS else None
+    if found is None:
+        return [line]
+    head = f"{found['indent']}# "
+    comment = [head + part for part in wrapped(found["comment"], _COLUMNS - len(head))]
+    return [*comment, found["indent"] + found["setting"]] if found["setting"] else comment
+
+
+def _passes(sizes: Sizes) -> str:
+    passes = sizes.tokens / sizes.epoch_tokens
+    ended = "; more would learn it by heart, so a longer run needs more text" if passes > 0.95 * MOST_EPOCHS else ""
+    return f"{passes:.2g} passes over the text{ended}"
 
 
 def _model_lines(sizes: Sizes, model: dict[str, str]) -> list[str]:

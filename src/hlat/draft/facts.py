@@ -9,6 +9,7 @@ Of the corpus nothing is read but the sample, a few megabytes spread over the fi
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -157,12 +158,16 @@ def _evenly(items: Sequence[_Item], count: int) -> list[_Item]:
     return [items[number * len(items) // count] for number in range(count)]
 
 
-REACHED = 0.35
-"""Assumed share of the peak that a step reaches: of measured products on a CPU, of the published peak elsewhere.
+# Published runs of dense models on accelerators reach 0.3 to 0.55 of the published peak (docs/planning.md). hlat's own
+# step on CPUs reached 0.3 to 0.7 of measured products (docs/notebook/speed.md), and of small models less: 0.36 with 2.4
+# million parameters, 0.26 with 1.0 (docs/notebook/quickstart.md), 0.09 to 0.12 with 0.37.
+_REACHED = 0.35
+_SHORT_PRODUCTS = 2.4e6  # parameters
 
-Published runs of dense models on accelerators reach 0.3 to 0.55 (docs/planning.md); hlat's own step on CPUs reached 0.3
-to 0.7 of measured products (docs/notebook/speed.md, quickstart.md).
-"""
+
+def reached(parameters: float, *, is_host: bool) -> float:
+    """Return the share of the peak that a step of a model is assumed to reach."""
+    return _REACHED * min(1.0, sqrt(parameters / _SHORT_PRODUCTS)) if is_host else _REACHED
 
 
 @dataclass(frozen=True)
@@ -177,10 +182,9 @@ class Machine:
     bf16: bool  # `auto` computes in bf16
     is_host: bool  # the CPU, whose memory holds everything else too
 
-    @property
-    def rate(self) -> float:
-        """FLOP/s that training is assumed to reach on all devices together."""
-        return REACHED * self.peak * self.devices
+    def rate(self, parameters: float) -> float:
+        """FLOP/s that training a model is assumed to reach on all devices together."""
+        return reached(parameters, is_host=self.is_host) * self.peak * self.devices
 
 
 def look_at_machine(device: str = "auto") -> Machine:

@@ -33,7 +33,7 @@ from hlat.launch.start_checks import (
     check_device_memory,
     surely_fits,
 )
-from hlat.model import flops_per_token
+from hlat.model import count_parameters, flops_per_token
 from hlat.runtime.errors import LaunchError, PlanError
 from hlat.runtime.quantities import amount_text, rounded_text, short_count
 from hlat.runtime.terminal import plural
@@ -164,7 +164,7 @@ def check_extensions(recipe: Recipe, world: int) -> None:
             f"{done.stderr[-_SHOWN_ERROR:].strip()}"
         )
     if problems := json.loads(lines[-1]):  # a package may print when it is imported
-        raise RecipeError([Problem(**problem) for problem in problems])
+        raise RecipeError([Problem(**problem) for problem in problems], "parts of your own")
 
 
 def import_parts(world: int, folders: Sequence[str]) -> None:
@@ -188,7 +188,7 @@ def import_parts(world: int, folders: Sequence[str]) -> None:
 
 
 _GIB = 1 << 30
-_SHORT = 1e14  # FLOPs: minutes on any machine; to know its rate, a CPU is measured, for which torch is imported
+_SHORT = 2e13  # FLOPs: minutes on any machine; to know its rate, a CPU is measured, for which torch is imported
 
 
 def summary_lines(report: StartReport, here: Here) -> Iterator[tuple[str, str]]:
@@ -238,14 +238,17 @@ def _planned_time(recipe: Recipe, here: Here) -> str:
 
 def _time_here(recipe: Recipe, here: Here) -> str:
     flops = flops_per_token(recipe.model, recipe.data.sequence_length) * recipe.total_tokens
-    if here.processes is None or flops < _SHORT:
+    if here.processes is None:
         return ""
-    from hlat.draft import REACHED, look_at_machine, time_text  # noqa: PLC0415 - imports torch
+    if flops < _SHORT:
+        return f"minutes or less: {flops:.1e} FLOPs"
+    from hlat.draft import look_at_machine, reached, time_text  # noqa: PLC0415 - imports torch
 
     try:
         machine = look_at_machine(recipe.run.device)
     except LaunchError:  # a check of the start has said that there is no such device
         return ""
     devices = 1 if machine.is_host else here.world or 1
-    seconds = flops / (REACHED * machine.peak * devices)
-    return f"about {time_text(seconds)}, if steps reach {REACHED:.0%} of the peak of {machine.name}"
+    share = reached(count_parameters(recipe.model).total, is_host=machine.is_host)
+    seconds = flops / (share * machine.peak * devices)
+    return f"about {time_text(seconds)}, if steps reach {share:.0%} of the peak of {machine.name}"

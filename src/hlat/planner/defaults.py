@@ -169,16 +169,14 @@ def _choices(recipe: Recipe, paths: list[str], world: int, on: Cluster | None, *
         yield _host_layout(recipe, world)
     flops = float(flops_per_token(recipe.model, recipe.data.sequence_length)) * recipe.total_tokens
     trained = recipe.checkpoint.init_from is not None
-    by_run: dict[str, Any] = {}
     if "schedule.warmup_steps" in paths:
-        by_run["schedule.warmup_steps"] = _warmup(recipe)
+        yield Choice(
+            {"schedule.warmup_steps": _warmup(recipe)}, f"{_WARMUP:.0%} of the steps, at most {_MOST_WARMUP:,}"
+        )
     if "optimizer.lr" in paths:
-        by_run["optimizer.lr"] = peak_rate(flops, recipe.total_tokens, trained=trained)
-    if by_run:
-        share = f"{_WARMUP:.0%} of the steps; " if "schedule.warmup_steps" in by_run else ""
-        usual = f"{'a tenth of ' * trained}the rate for {flops:.2g} FLOPs on {recipe.total_tokens:.2g} tokens, "
-        usual += f"the lower of two laws (arXiv 2401.02954, 2503.04715), at most {_LARGEST_RATE:g}"
-        yield Choice(by_run, (share + usual * ("optimizer.lr" in by_run)).removesuffix("; "))
+        best = "a tenth of what is best" if trained else "peak rate, best"
+        reason = f"{best} by the lower of two laws, at most {_LARGEST_RATE:g} (arXiv 2401.02954, 2503.04715)"
+        yield Choice({"optimizer.lr": peak_rate(flops, recipe.total_tokens, trained=trained)}, reason)
     if "checkpoint.every_steps" in paths and (planned is not None or is_host):
         yield _saving(recipe, flops / recipe.total_steps / world, planned)
 

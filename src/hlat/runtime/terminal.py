@@ -123,7 +123,8 @@ def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
     return found or [""]
 
 
-def _in_columns(text: str, width: int) -> str:
+def in_columns(text: str, width: int) -> str:
+    """Break the lines of a text that are longer than a width between words, indented by two more; end the last one."""
     lines = []
     for line in text.splitlines():
         words = line.lstrip()
@@ -281,7 +282,7 @@ class BottomLine:
                 more, ended = self._waiting()
                 above += more
             line = "" if ended and not self._leaves else self._render(max(1, columns(self._stream) - 1))
-            above = _in_columns(above, columns(self._stream))
+            above = in_columns(above, columns(self._stream))
             self._write(f"{_ERASE}{above}{line}\r" if above else f"\r{line}\x1b[J\r")
             if ended:
                 return

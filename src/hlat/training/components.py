@@ -62,6 +62,11 @@ class StepEnd:
     result: StepResult  # loss, gradient norm, learning rate and verdict; tensors stay on the device
     is_last: bool  # True if this process does no further step
 
+    @property
+    def loss(self) -> float:
+        """Loss of the step in nats, as a number: waits for the device, unless the verdict has read it."""
+        return float(self.result.loss) if math.isnan(self.result.loss_read) else self.result.loss_read
+
 
 class TrainingComponent:
     """Base of training components: every hook does nothing.

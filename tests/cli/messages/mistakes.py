@@ -216,6 +216,7 @@ COMMANDS = (
     Mistake(
         "a resume by option", "train RECIPE --resume-from-checkpoint c", ("same command, which resumes by itself",)
     ),
+    Mistake("an override by option", "train RECIPE --set a.b=c", ("--set", "without an option: training.steps=100")),
     Mistake("a field as an option", "train RECIPE --lr 1", ("--lr", "takes no dashes: optimizer.lr=VALUE")),
     Mistake(
         "another program's option", "train RECIPE --learning-rate 1", ("--learning-rate", "dashes: optimizer.lr=VALUE")

@@ -42,7 +42,8 @@ class CorruptionCheck(TrainingComponent):
             self._replicas = ReplicaCheck(state.model.local_parameters, state.optimizer, ranks, kept)
         if self._replicas is not None and not self._replicas.has_replicas:
             self._replicas = None
-            tracker.warn("integrity: this layout replicates no tensor, so silent corruption cannot be detected")
+            if self._config.every_steps is not None:  # asked for; by default it compares where it can
+                tracker.warn("integrity: this layout replicates no tensor, so silent corruption cannot be detected")
         self._earlier = ranks.run_on_rank0(self._read) if self._replicas is not None else None
         # Nothing can be concluded from another layout, and a step that is over is not repeated.
         if self._earlier is not None and (self._earlier.layout != self._layout or self._earlier.step <= state.step):
