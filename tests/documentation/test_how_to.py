@@ -1,4 +1,4 @@
-"""docs/how-to, docs/from: commands are read by hlat's parser, fields and events exist, a page of a seam names its table."""
+"""docs/how-to, docs/from: the parser reads the commands, fields and events exist, a page of a seam names its table."""
 
 import re
 

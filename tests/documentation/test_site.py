@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 import yaml
@@ -59,7 +59,7 @@ def test_the_navigation_is_short_and_leads_to_every_page_but_those_of_the_notebo
     linked = set(named)
     for page in written & set(named):
         targets = re.findall(r"\]\(([^)\s#]+)", (docs / page).read_text(encoding="utf-8"))
-        linked |= {os.path.normpath(os.path.join(os.path.dirname(page), target)) for target in targets}
+        linked |= {os.path.normpath(PurePosixPath(page).parent / target) for target in targets}
     assert (written | PAGES.keys()) - linked == set()
     assert {"../CHANGELOG.md", "../CONTRIBUTING.md", "../SECURITY.md"} <= linked
 
