@@ -161,7 +161,7 @@ def _mark_traces(marks: Sequence[Mark]) -> Iterator[Trace]:
     for row, kind in enumerate(dict.fromkeys(mark.kind for mark in marks)):
         found = [mark for mark in marks if mark.kind == kind]
         shown = found[:: -(-len(found) // _MAX_MARKS)]  # every n-th, rounded up, so that at most that many are drawn
-        shade, low = colour(9 + row), 0.03 + 0.05 * row
+        shade, low = colour(9 + row), 0.025 + 0.04 * row
         places = [list(column) for column in zip(*(mark.places for mark in shown), strict=True)]
         up, labels = [low] * len(shown), [mark.label for mark in shown]
         marker: dict[str, Any] = {"symbol": _SYMBOLS[row % len(_SYMBOLS)], "color": shade, "size": 9}

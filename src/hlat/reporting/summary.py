@@ -85,7 +85,7 @@ def _cost(elapsed: float, machines: Machines | None) -> list[RunFact]:
     if priced is None:
         return []
     kind, hourly = priced
-    return [RunFact("Cost so far", usd_text(elapsed / 3600 * hourly), f"{usd_text(hourly, 4)} per hour, {kind}")]
+    return [RunFact("Cost", usd_text(elapsed / 3600 * hourly), f"{usd_text(hourly, 4)} per hour, {kind}")]
 
 
 def headline_section(runs: Sequence[RunRecord], machines: Machines | None) -> Html:
