@@ -89,7 +89,11 @@
     }
 
     appear() {
-      if (this.drawn) return;
+      if (this.drawn) {
+        // Its part may have been folded while the window changed its size.
+        if (this.plot.offsetParent) Plotly.Plots.resize(this.plot);
+        return;
+      }
       this.drawn = true;
       this.draw();
       this.plot.on("plotly_hover", (event) => {
@@ -242,6 +246,10 @@
   const redraw = () => charts.forEach((chart) => chart.draw());
   const watcher = new IntersectionObserver((entries) => entries.filter((entry) => entry.isIntersecting)
     .forEach((entry) => charts.find((chart) => chart.plot === entry.target).appear()), { rootMargin: "400px" });
+  const print = (isBegin) => {
+    document.body.classList.toggle("printing", isBegin); // shows the parts behind other tabs
+    charts.forEach((chart) => chart.appear());
+  };
   for (const chart of charts) {
     watcher.observe(chart.plot);
     chart.plot.addEventListener("keydown", (event) => chart.key(event));
@@ -254,7 +262,8 @@
       else if (button.dataset.name !== undefined) chart.toggle(button.dataset.name, event.detail > 1 || event.shiftKey);
     });
   }
-  addEventListener("beforeprint", () => charts.forEach((chart) => chart.appear()));
+  addEventListener("beforeprint", () => print(true));
+  addEventListener("afterprint", () => print(false));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 
   // One bar of settings for all charts.

@@ -116,11 +116,13 @@ class RunCharts:
     ) -> Html:
         series = []
         for number, run in enumerate(self._runs):
-            for name in names:
+            for kind, name in enumerate(names):
                 if name in run.metrics:
                     steps, values = run.metrics[name]
                     label = _label(name) if len(self._runs) == 1 else f"{run.name}: {_label(name)}"
-                    series.append(Series(label, self._across(number, steps), values * factor))
+                    # A run has one colour, a metric one pattern of dashes.
+                    style = None if len(self._runs) == 1 else (number, kind)
+                    series.append(Series(label, self._across(number, steps), values * factor, style))
         if len(self._runs) == 1:
             # The first are the losses of all text; the others by where they ended.
             series = [*series[:2], *sorted(series[2:], key=lambda each: -float(each.y[-1]))]
