@@ -168,7 +168,7 @@ def page(title: str, contents: Iterable[Html], *, version: str | None = None) ->
     if "<figure" in body:
         from plotly.offline import get_plotlyjs  # noqa: PLC0415 - many pages have no chart
 
-        scripts.insert(0, get_plotlyjs())
+        scripts.append(get_plotlyjs())
     # The browser runs these scripts only: text that gets through the escaping cannot run.
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     policy = "; ".join(
