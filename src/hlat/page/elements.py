@@ -63,7 +63,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:.3g} s" if size == 1 else f"{seconds / size:.1f} {name}"
 
 
-def _visible(value: object) -> object:
+def _visible(value: object) -> str:
     # Control and bidirectional characters of a text would be invisible, or turn what follows around.
     return value if isinstance(value, Html) else escape_controls(str(value))
 
@@ -141,7 +141,7 @@ def figure(title: str, summary: str, content: dict[str, Any], height: int, value
 
 def joined(parts: Iterable[Html]) -> Html:
     """Put parts one below the other."""
-    return Html("\n").join(filter(None, parts))
+    return Html("\n").join(_visible(part) for part in parts if part)
 
 
 def _element(name: str, *arguments: object) -> Html:
