@@ -8,7 +8,7 @@
 A part without contents is left out.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -158,7 +158,7 @@ def _told_otherwise(event: RunEvent) -> str:
 
 
 _ACTIONS = {"warn": "applied", "skip": "step skipped", "rollback": "rolled back", "stop": "run stopped"}
-_TOLD = {
+_TOLD: dict[str, Callable[[RunEvent], str]] = {
     "start": _told_start,
     "resume": _told_start,
     "incident": _told_incident,
