@@ -112,7 +112,7 @@ def _likeness(event: RunEvent) -> str:
 
 
 def _sentence(events: Sequence[RunEvent], begin: float) -> tuple[str, str, str]:
-    """When, at which step, and what: of one event, or of several alike."""
+    """Tell when, at which step and what: of one event, or of several alike."""
     event, count = events[-1], len(events)
     words = _TOLD.get(event.kind, _told_otherwise)(event)
     if count > 1 and event.kind == "checkpoint":
