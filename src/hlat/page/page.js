@@ -7,7 +7,8 @@
     element.append(...children); // texts are put in as text, never as HTML
     return element;
   };
-  const number = (value) => Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(5)));
+  const number = (value) => Number.isInteger(value) ? value.toLocaleString("en")
+    : String(Number(value.toPrecision(5)));
   const page = { axis: null, smoothing: 0 };
   const isTouch = matchMedia("(pointer: coarse)").matches;
 
@@ -81,8 +82,8 @@
       };
       if (this.axes.length) {
         // Another axis has another range; a change of colours or smoothing keeps what the reader has zoomed to.
-        Object.assign(layout.xaxis, { uirevision: this.axes[this.axis], hoverformat: ",.6~r", showspikes: true, spikemode: "across",
-          spikesnap: "cursor", spikethickness: 1, spikedash: "solid", spikecolor: soft,
+        Object.assign(layout.xaxis, { uirevision: this.axes[this.axis], hoverformat: ",.6~r",
+          showspikes: true, spikemode: "across", spikesnap: "cursor", spikethickness: 1, spikedash: "solid", spikecolor: soft,
           title: titled({}, this.axes[this.axis]).title });
         Object.assign(layout.yaxis, { type: this.log ? "log" : "linear", uirevision: this.log });
       }
