@@ -12,8 +12,8 @@
   const page = { axis: null, smoothing: 0 };
   const isTouch = matchMedia("(pointer: coarse)").matches;
 
-  // Exponential mean of what came before, corrected for its start as TensorBoard does; and of what comes after: the mean
-  // of both does not lag behind a falling curve.
+  // Exponential mean of what came before, corrected for its start; and of what comes after.
+  // The mean of both does not lag behind a falling curve.
   const past = (values, weight) => {
     let mean = 0, share = 0;
     return values.map((value) => {
@@ -83,8 +83,8 @@
       if (this.axes.length) {
         // Another axis has another range; a change of colours or smoothing keeps what the reader has zoomed to.
         Object.assign(layout.xaxis, { uirevision: this.axes[this.axis], hoverformat: ",.6~r",
-          showspikes: true, spikemode: "across", spikesnap: "cursor", spikethickness: 1, spikedash: "solid", spikecolor: soft,
-          title: titled({}, this.axes[this.axis]).title });
+          showspikes: true, spikemode: "across", spikesnap: "cursor", spikethickness: 1, spikedash: "solid",
+          spikecolor: soft, title: titled({}, this.axes[this.axis]).title });
         Object.assign(layout.yaxis, { type: this.log ? "log" : "linear", uirevision: this.log });
       }
       return layout;
