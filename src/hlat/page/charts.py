@@ -13,7 +13,7 @@ and greatest points cannot.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,7 @@ class Series:
     name: str
     x: Floats | Sequence[Floats]  # each ascends; several are in the order of the chart's axes
     y: Floats
+    style: tuple[int, int] | None = None  # numbers of colour and dashes; None for those of its place in the chart
 
     @property
     def places(self) -> Sequence[Floats]:
@@ -102,7 +103,7 @@ def line_chart(
     axes = [across] if isinstance(across, str) else list(across)
     buckets = min(_BUCKETS, max(60, _MOST_POINTS // (2 * len(series) or 1)))
     chosen = [(each, extremes(each.places[0], each.y, buckets)) for each in series]
-    drawn = [Series(each.name, [x[at] for x in each.places], each.y[at]) for each, at in chosen if len(at)]
+    drawn = [replace(each, x=[x[at] for x in each.places], y=each.y[at]) for each, at in chosen if len(at)]
     if not drawn:
         return Html()
     whole = [each for each, at in chosen if len(at)]
@@ -128,18 +129,19 @@ def line_chart(
 
 
 def _curve(points: Series, number: int) -> Trace:
-    dash = _DASHES[number // 4 % 4]
+    shade, dashes = points.style or (number, number // 4)
+    paint, dash = colour(shade), _DASHES[dashes % len(_DASHES)]
     return {
         "type": "scatter",
         "name": points.name,
         "places": [_short(x) for x in points.places],
         "y": _short(points.y),
         "mode": "lines+markers" if len(points.y) <= _SPARSE else "lines",
-        "line": {"color": colour(number), "width": 1.8, "dash": dash},
+        "line": {"color": paint, "width": 1.8, "dash": dash},
         "marker": {"size": 5},
         "visible": number < _MOST_DRAWN,
         "smooth": True,
-        "legend_colour": colour(number),
+        "legend_colour": paint,
         "legend_dashes": _DASH_ARRAYS[dash],
     }
 
@@ -161,10 +163,11 @@ def _mark_traces(marks: Sequence[Mark]) -> Iterator[Trace]:
     for row, kind in enumerate(dict.fromkeys(mark.kind for mark in marks)):
         found = [mark for mark in marks if mark.kind == kind]
         shown = found[:: -(-len(found) // _MAX_MARKS)]  # every n-th, rounded up, so that at most that many are drawn
-        shade, low = colour(9 + row), 0.03 + 0.05 * row
+        shade, low = colour(9 + row), 0.025 + 0.04 * row
         places = [list(column) for column in zip(*(mark.places for mark in shown), strict=True)]
         up, labels = [low] * len(shown), [mark.label for mark in shown]
         marker: dict[str, Any] = {"symbol": _SYMBOLS[row % len(_SYMBOLS)], "color": shade, "size": 9}
+        marker |= {"line": {"width": 0}, "opacity": 1}
         trace = _marker_trace(f"{kind} ({len(found):,})", places, up, labels, marker)
         if any(mark.full_height for mark in shown):
             # One line through the chart and a gap, for each mark.
@@ -300,7 +303,7 @@ def _chosen(dot: Dot) -> Trace:
     }  # fmt: skip
 
 
-_BAR, _AXES = 44, 56  # pixels of a bar, and of what is above and below it
+_BAR, _AXES = 44, 72  # pixels of a bar, and of what is above and below it
 
 
 def bar_chart(

@@ -7,18 +7,24 @@
     element.append(...children); // texts are put in as text, never as HTML
     return element;
   };
-  const number = (value) => Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(5)));
+  const number = (value) => Number.isInteger(value) ? value.toLocaleString("en")
+    : String(Number(value.toPrecision(5)));
   const page = { axis: null, smoothing: 0 };
   const isTouch = matchMedia("(pointer: coarse)").matches;
 
-  // Exponential mean with the correction for its start, as TensorBoard draws it.
-  const smoothed = (values, weight) => {
+  // Exponential mean of what came before, corrected for its start; and of what comes after.
+  // The mean of both does not lag behind a falling curve.
+  const past = (values, weight) => {
     let mean = 0, share = 0;
     return values.map((value) => {
       mean = weight * mean + (1 - weight) * value;
       share = weight * share + (1 - weight);
       return mean / share;
     });
+  };
+  const smoothed = (values, weight) => {
+    const after = past(values.toReversed(), weight).toReversed();
+    return past(values, weight).map((before, index) => (before + after[index]) / 2);
   };
 
   // Plotly reads a few tags in texts, such as links: names of runs and metrics are none.
@@ -39,6 +45,7 @@
       this.drawn = false;
       const log = this.tool("log");
       log.hidden = !this.axes.length;
+      this.tool("large").hidden = parseInt(this.plot.style.height) < 160; // a bar says no more when it is thicker
       log.setAttribute("aria-pressed", this.log);
       this.offerMore();
     }
@@ -75,9 +82,9 @@
       };
       if (this.axes.length) {
         // Another axis has another range; a change of colours or smoothing keeps what the reader has zoomed to.
-        Object.assign(layout.xaxis, { uirevision: this.axes[this.axis], showspikes: true, spikemode: "across",
-          spikesnap: "cursor", spikethickness: 1, spikedash: "solid", spikecolor: soft,
-          title: titled({}, this.axes[this.axis]).title });
+        Object.assign(layout.xaxis, { uirevision: this.axes[this.axis], hoverformat: ",.6~r",
+          showspikes: true, spikemode: "across", spikesnap: "cursor", spikethickness: 1, spikedash: "solid",
+          spikecolor: soft, title: titled({}, this.axes[this.axis]).title });
         Object.assign(layout.yaxis, { type: this.log ? "log" : "linear", uirevision: this.log });
       }
       return layout;
@@ -89,19 +96,25 @@
     }
 
     appear() {
-      if (this.drawn) return;
+      if (this.drawn) {
+        // Its part may have been folded while the window changed its size.
+        if (this.plot.offsetParent) Plotly.Plots.resize(this.plot);
+        return;
+      }
       this.drawn = true;
       this.draw();
       this.plot.on("plotly_hover", (event) => {
         // One that another chart has caused is not passed on.
-        if (event.event instanceof MouseEvent && this.axes.length) this.link(event.xvals ? event.xvals[0] : event.points[0].x);
+        if (!(event.event instanceof MouseEvent) || !this.axes.length) return;
+        this.link(event.xvals ? event.xvals[0] : event.points[0].x);
       });
       this.plot.on("plotly_unhover", () => this.others().forEach((chart) => Plotly.Fx.unhover(chart.plot)));
     }
 
     others() {
       const here = this.axes[this.axis];
-      return charts.filter((chart) => chart !== this && chart.drawn && chart.axes[chart.axis] === here && chart.plot.offsetParent);
+      const isLinked = (chart) => chart.drawn && chart.axes[chart.axis] === here && chart.plot.offsetParent;
+      return charts.filter((chart) => chart !== this && isLinked(chart));
     }
 
     link(x) { this.others().forEach((chart) => Plotly.Fx.hover(chart.plot, { xval: x }, "xy")); }
@@ -142,11 +155,11 @@
       does();
     }
 
-    reset() { Plotly.relayout(this.plot, { "xaxis.autorange": true, ...this.upRange() }); }
-
-    upRange() {
-      const reversed = (this.content.layout.yaxis || {}).autorange === "reversed";
-      return reversed ? {} : { "yaxis.autorange": true };
+    reset() {
+      const back = (name, axis = {}) => axis.range ? { [`${name}.range`]: axis.range }
+        : { [`${name}.autorange`]: axis.autorange ?? true };
+      const { xaxis, yaxis } = this.content.layout;
+      Plotly.relayout(this.plot, { ...back("xaxis", xaxis), ...back("yaxis", yaxis) });
     }
 
     toggleLog() {
@@ -193,8 +206,9 @@
 
     png() {
       const style = getComputedStyle(document.body), layout = this.layout();
-      Plotly.downloadImage({ data: this.traces(), layout: { ...layout, showlegend: true, title: { text: escaped(this.title) },
-        paper_bgcolor: style.backgroundColor, margin: { l: 70, r: 30, t: 60, b: 60 } } },
+      const more = { showlegend: true, title: { text: escaped(this.title) }, paper_bgcolor: style.backgroundColor,
+        margin: { l: 70, r: 30, t: 60, b: 60 } };
+      Plotly.downloadImage({ data: this.traces(), layout: { ...layout, ...more } },
       { format: "png", width: 1200, height: 640, scale: 2, filename: this.file });
     }
 
@@ -242,8 +256,11 @@
   const redraw = () => charts.forEach((chart) => chart.draw());
   const watcher = new IntersectionObserver((entries) => entries.filter((entry) => entry.isIntersecting)
     .forEach((entry) => charts.find((chart) => chart.plot === entry.target).appear()), { rootMargin: "400px" });
+  const print = (isBegin) => {
+    document.body.classList.toggle("printing", isBegin); // shows the parts behind other tabs
+    charts.forEach((chart) => chart.appear());
+  };
   for (const chart of charts) {
-    watcher.observe(chart.plot);
     chart.plot.addEventListener("keydown", (event) => chart.key(event));
     chart.figure.addEventListener("click", (event) => {
       const button = event.target.closest("button");
@@ -254,7 +271,10 @@
       else if (button.dataset.name !== undefined) chart.toggle(button.dataset.name, event.detail > 1 || event.shiftKey);
     });
   }
-  addEventListener("beforeprint", () => charts.forEach((chart) => chart.appear()));
+  // Plotly comes after this script: what is in the page from the start must not wait for it.
+  addEventListener("DOMContentLoaded", () => charts.forEach((chart) => watcher.observe(chart.plot)));
+  addEventListener("beforeprint", () => print(true));
+  addEventListener("afterprint", () => print(false));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 
   // One bar of settings for all charts.
@@ -283,7 +303,9 @@
     button.textContent = `Colours: ${name}`;
     redraw();
   };
-  button.addEventListener("click", () => setTheme(themes[(themes.indexOf(document.documentElement.dataset.theme) + 1) % 3]));
+  button.addEventListener("click", () => {
+    setTheme(themes[(themes.indexOf(document.documentElement.dataset.theme) + 1) % themes.length]);
+  });
   setTheme("system");
   bar.append(button);
   const nav = document.querySelector("nav");
@@ -324,7 +346,8 @@
     show(0);
   }
 
-  const units = { s: 1, min: 60, h: 3600, days: 86400, k: 1e3, M: 1e6, B: 1e9, T: 1e12, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12 };
+  const units = { s: 1, min: 60, h: 3600, days: 86400, k: 1e3, M: 1e6, B: 1e9, T: 1e12, kB: 1e3, MB: 1e6, GB: 1e9,
+    TB: 1e12 };
   const worth = (text) => {
     const found = text.replace(/[,$~<]/g, "").match(/^\s*(-?[\d.]+(?:e[-+]?\d+)?)\s*([A-Za-z]*)/);
     return found ? Number(found[1]) * (units[found[2]] || 1) : NaN;

@@ -6,12 +6,12 @@ Metrics are found by their names or prefixes: ``val/NAME/loss`` is a further val
 task. Numbers that no chart asks for get a chart of their own, so that no logged metric is missing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from hlat.page import Html, Mark, Series, grid, line_chart, time_unit
-from hlat.reporting.run_record import Column, Floats, RunRecord, step_seconds, wall_seconds
+from hlat.reporting.run_record import Floats, RunRecord, step_seconds, wall_seconds
 
 _MEMORY_METRICS = ("memory_bytes", "memory_reserved_bytes")
 _MOST_SERIES = 100  # curves that a chart can show; their points are part of the page
@@ -41,10 +41,14 @@ class RunCharts:
         ]
 
     def loss(self) -> Html:
-        """Losses of training and validation, large, with what happened; then other measures of quality."""
+        """Losses of training and validation, large, with what happened."""
         names = ["loss", "val_loss", *self._matching("val/", "/loss")]
+        return self._chart("Loss of training and validation", names, "nats per token", marked=True, height=420)
+
+    def evaluation(self) -> Html:
+        """Bits per byte, other measures of validation, and scores of tasks."""
         bits = ["val_bits_per_byte", *self._matching("val/", "bits_per_byte")]
-        other = [name for name in self._matching("val/", "") if name not in {*names, *bits}]
+        other = [name for name in self._matching("val/", "") if name not in bits and not name.endswith("/loss")]
         tasks = self._matching("task/", "")
         charts = [
             self._chart("Bits per byte of held-out text", bits, "bits per byte"),
@@ -53,8 +57,7 @@ class RunCharts:
         for metric in dict.fromkeys(name.rpartition("/")[2] for name in tasks):
             same = [name for name in tasks if name.rpartition("/")[2] == metric]
             charts.append(self._chart(f"Tasks: {metric}", same, metric))
-        large = self._chart("Loss", names, "nats per token", marked=True, height=420)
-        return Html("\n").join(filter(None, (large, grid(charts))))
+        return grid(charts)
 
     def optimization(self) -> Html:
         """Learning rate and norms."""
@@ -113,11 +116,13 @@ class RunCharts:
     ) -> Html:
         series = []
         for number, run in enumerate(self._runs):
-            for name in names:
+            for kind, name in enumerate(names):
                 if name in run.metrics:
                     steps, values = run.metrics[name]
                     label = _label(name) if len(self._runs) == 1 else f"{run.name}: {_label(name)}"
-                    series.append(Series(label, self._across(number, steps), values * factor))
+                    # A run has one colour, a metric one pattern of dashes.
+                    style = None if len(self._runs) == 1 else (number, kind)
+                    series.append(Series(label, self._across(number, steps), values * factor, style))
         if len(self._runs) == 1:
             # The first are the losses of all text; the others by where they ended.
             series = [*series[:2], *sorted(series[2:], key=lambda each: -float(each.y[-1]))]
@@ -133,7 +138,7 @@ class RunCharts:
         return [np.interp(steps, *tokens), steps, np.interp(steps, *wall)]
 
     def _marks(self) -> list[Mark]:
-        """Mark saves, evaluations, restarts, anomalies and rollbacks of the only run."""
+        """Mark saves, restarts, anomalies and rollbacks of the only run."""
         (run,), marks = self._runs, []
 
         def places(step: float) -> list[float]:
@@ -143,19 +148,12 @@ class RunCharts:
             if event.kind in _MARKED and event.step is not None:
                 kind, full_height = _MARKED[event.kind]
                 marks.append(Mark(places(event.step), kind, f"{kind}, step {event.step:,}, {event.when}", full_height))
-        for step in sorted(_evaluated_steps(run.metrics)):
-            marks.append(Mark(places(step), "evaluation", f"evaluation, step {step:,.0f}"))
         return marks
 
     def _matching(self, prefix: str, suffix: str) -> list[str]:
         """Names of metrics with a prefix and a suffix, in the order of their first appearance."""
         names = dict.fromkeys(name for run in self._runs for name in run.metrics)
         return [name for name in names if name.startswith(prefix) and name.endswith(suffix)]
-
-
-def _evaluated_steps(metrics: Mapping[str, Column]) -> set[float]:
-    names = [name for name in metrics if name.startswith(("val_loss", "val/", "task/"))]
-    return {float(step) for name in names for step in metrics[name][0]}
 
 
 _LABELS = {

@@ -63,7 +63,12 @@ def report_page(folders: Sequence[Path], machines: Machines | None = None, *, ve
         recipe_diff_section(runs),
         section("Loss", [charts.loss()]),
     ]
-    more = [("Optimization", charts.optimization()), ("Speed and memory", charts.speed()), ("Others", charts.others())]
+    more = [
+        ("Evaluation", charts.evaluation()),
+        ("Optimization", charts.optimization()),
+        ("Speed and memory", charts.speed()),
+        ("Other metrics", charts.others()),
+    ]
     if several:
         contents.append(section("Curves", [tabs(more)]))
         contents += [section(run.name, [tabs([*_history(run), *_more(run, machines)])]) for run in runs]

@@ -8,7 +8,7 @@
 A part without contents is left out.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -87,7 +87,11 @@ def incidents_section(run: RunRecord) -> Html:
         return Html()
     rows = [_sentence(list(alike), told[0].time) for _, alike in groupby(told, key=_likeness)]
     names = ("after", "step", "what happened")
-    caption = "What happened" if len(rows) <= _MAX_SENTENCES else f"The last {_MAX_SENTENCES} of {len(rows):,}"
+    caption = (
+        "Saves and anomalies in a row are one line"
+        if len(rows) <= _MAX_SENTENCES
+        else f"The last {_MAX_SENTENCES} of {len(rows):,}"
+    )
     every = [
         (event.kind, event.when, shown(event.step, "{:,}".format), _described(event))
         for event in run.events[-_MAX_ROWS:]
@@ -108,11 +112,11 @@ def _likeness(event: RunEvent) -> str:
 
 
 def _sentence(events: Sequence[RunEvent], begin: float) -> tuple[str, str, str]:
-    """When, at which step, and what: of one event, or of several alike."""
+    """Tell when, at which step and what: of one event, or of several alike."""
     event, count = events[-1], len(events)
     words = _TOLD.get(event.kind, _told_otherwise)(event)
     if count > 1 and event.kind == "checkpoint":
-        words = f"{count:,} saves, {words.removeprefix('Saved, ')}"
+        words = f"{count:,} saves, the last {words.removeprefix('Saved, ')}"
     elif count > 1:
         words = f"{count:,} anomalies, the last: {words}"
     return duration(max(0.0, event.time - begin)), shown(event.step, "{:,}".format), words
@@ -154,7 +158,7 @@ def _told_otherwise(event: RunEvent) -> str:
 
 
 _ACTIONS = {"warn": "applied", "skip": "step skipped", "rollback": "rolled back", "stop": "run stopped"}
-_TOLD = {
+_TOLD: dict[str, Callable[[RunEvent], str]] = {
     "start": _told_start,
     "resume": _told_start,
     "incident": _told_incident,
@@ -265,11 +269,11 @@ def _samples(run: RunRecord) -> Iterator[Html]:
     for prompt in list(prompts)[:_MAX_PROMPTS]:
         found = sorted((sample for sample in run.samples if sample.prompt == prompt), key=lambda sample: sample.step)
         chosen = np.unique(np.linspace(0, len(found) - 1, min(len(found), _SAMPLES_SIDE_BY_SIDE)).round().astype(int))
-        yield paragraph(f"Prompt: {prompt}" if prompt else "Without a prompt")
+        yield paragraph(f"After the prompt “{prompt}”:" if prompt else "Without a prompt:")
         yield grid(
             section(
                 f"Step {found[at].step:,}",
-                [preformatted(prompt + found[at].text, f"Sample of step {found[at].step}")],
+                [preformatted(found[at].text, f"Sample of step {found[at].step}")],
                 level=4,
             )
             for at in chosen.tolist()

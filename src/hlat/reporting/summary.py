@@ -26,25 +26,25 @@ class RunFact(NamedTuple):
 
 def run_facts(run: RunRecord, machines: Machines | None) -> list[RunFact]:
     """Return the main numbers of a run, the most important first; HardwareError, PlanError."""
-    progress, recipe, last = measure_progress(run), run.recipe, run.last
-    begun = next((event for event in run.events if event.begins), None)
+    if not run.metrics:
+        return [RunFact("State", run.status.state, run.status.reason)]
+    progress, last = measure_progress(run), run.last
     left = f"about {duration(progress.left)} left" if progress.left and run.status.goes_on else ""
-    return (
-        [
-            RunFact("State", run.status.state, run.status.reason if run.status.state != "running" else left),
-            RunFact("Model", _size(run), "parameters"),
-            RunFact("Steps", f"{run.step:,}", shown(recipe, lambda recipe: f"of {recipe.total_steps:,}")),
-            RunFact("Tokens", shown(last("tokens"), short_count)),
-            RunFact("Loss", shown(last("loss"), format_value), "training, last step"),
-            RunFact("Validation loss", shown(last("val_loss"), format_value), _bits(run)),
-            RunFact("Time", duration(progress.elapsed) if progress.elapsed else "", _machine(run)),
-            RunFact("Speed", shown(progress.rate, lambda rate: f"{short_count(rate)} tok/s"), _mfu(run)),
-            *_goodput(run),
-            *_cost(progress.elapsed, machines),
-        ]
-        if begun or run.metrics
-        else [RunFact("State", run.status.state, run.status.reason)]
-    )
+    return [
+        RunFact("State", run.status.state, run.status.reason if run.status.state != "running" else left),
+        RunFact("Model", _size(run), "parameters"),
+        RunFact("Tokens", shown(last("tokens"), short_count), _steps(run)),
+        RunFact("Loss", shown(last("loss"), format_value), "training, last step"),
+        RunFact("Validation loss", shown(last("val_loss"), format_value), _bits(run)),
+        RunFact("Time", duration(progress.elapsed), _machine(run)),
+        RunFact("Speed", shown(progress.rate, short_count), f"tok/s{_mfu(run)}"),
+        *_goodput(run),
+        *_cost(progress.elapsed, machines),
+    ]
+
+
+def _steps(run: RunRecord) -> str:
+    return f"step {run.step:,}" + shown(run.recipe, lambda recipe: f" of {recipe.total_steps:,}")
 
 
 def _size(run: RunRecord) -> str:
@@ -65,7 +65,7 @@ def _machine(run: RunRecord) -> str:
 
 
 def _mfu(run: RunRecord) -> str:
-    return shown(median(run, "mfu"), "MFU {:.1%}".format)
+    return shown(median(run, "mfu"), ", MFU {:.1%}".format)
 
 
 def _goodput(run: RunRecord) -> list[RunFact]:
@@ -85,7 +85,7 @@ def _cost(elapsed: float, machines: Machines | None) -> list[RunFact]:
     if priced is None:
         return []
     kind, hourly = priced
-    return [RunFact("Cost so far", usd_text(elapsed / 3600 * hourly), f"{usd_text(hourly, 4)} per hour, {kind}")]
+    return [RunFact("Cost", usd_text(elapsed / 3600 * hourly), f"{usd_text(hourly, 4)} per hour, {kind}")]
 
 
 def headline_section(runs: Sequence[RunRecord], machines: Machines | None) -> Html:
@@ -95,7 +95,9 @@ def headline_section(runs: Sequence[RunRecord], machines: Machines | None) -> Ht
         return Html("\n").join([*map(headline, facts), paragraph("No step has been logged yet.")])
     if len(runs) == 1:
         return headline(facts[0])
-    names = list(dict.fromkeys(fact.name for each in facts for fact in each if fact.value))
+    found = dict.fromkeys(fact.name for each in facts for fact in each if fact.value)
+    # Losses first: a phone shows the first columns.
+    names = sorted(found, key=lambda name: not name.lower().endswith("loss"))
     values = [{fact.name: fact.value for fact in each} for each in facts]
     rows = [(run.name, *(each.get(name, "") for name in names)) for run, each in zip(runs, values, strict=True)]
     return table(("run", *names), rows, caption="Runs; the least loss is marked", marked=_best(runs))
@@ -121,10 +123,9 @@ def _paragraph(run: RunRecord, machines: Machines | None) -> str:
 
 
 def _words(fact: RunFact) -> str:
-    note = f" ({_escaped(fact.note)})" if fact.note and fact.name not in ("Loss", "Model", "Steps") else ""
-    forms = {"Steps": f"{fact.value} {fact.note} steps", "Model": f"{fact.value} parameters"}
-    text = forms.get(fact.name) or f"{fact.name.lower()} {_escaped(fact.value)}"
-    return " ".join(text.split()) + note
+    note = f" ({_escaped(fact.note)})" if fact.note and fact.name not in ("Loss", "Model", "Speed") else ""
+    forms = {"Model": "{} parameters", "Tokens": "{} tokens", "Speed": f"{{}} {_escaped(fact.note)}"}
+    return forms.get(fact.name, f"{fact.name.lower()} {{}}").format(_escaped(fact.value)) + note
 
 
 def _escaped(text: str) -> str:
