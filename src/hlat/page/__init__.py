@@ -1,4 +1,4 @@
-"""HTML pages in one file, without references to others: elements, charts as SVG, style, and a small script.
+"""HTML pages in one file, without references to others: elements, charts drawn by Plotly, style, and a small script.
 
     values, texts -> charts, tables (escaped) -> page -> a file that any browser opens offline
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "charts": "Dot Mark Series bar_chart format_tick line_chart make_axis scatter_chart",
+        "charts": "Dot Mark Series Span bar_chart heat_map line_chart scatter_chart timeline_chart",
         "elements": (
-            "Html colour details duration format_value grid page paragraph preformatted section table text time_unit"
+            "Html colour details duration format_value grid headline joined page paragraph preformatted section table "
+            "tabs time_unit"
         ),
     },
 )

@@ -1,164 +1,39 @@
-"""Charts as SVG: lines, dots and bars, each a figure with a title and a legend.
+"""Charts: figures of Plotly as plain JSON, which page.js draws; each with a title, a legend and its values as a table.
 
-    Series, Mark --line_chart--> extremes of each bucket -> axes with ticks, curves, marks, legend, slider, table
-    Dot each, groups --scatter_chart--> logarithmic axes, one colour and shape per group, table of the marked dots
-    parts and sizes --bar_chart--> one bar of adjacent parts, a limit or an uncertainty, legend with every part's size
-    range of values --make_axis--> round ticks, linear or logarithmic -> their positions
+    Series, Mark   --line_chart-->     extremes of each bucket; horizontal axes to choose from; what happened, below
+    Dot, groups    --scatter_chart-->  logarithmic axes, names on hover, the frontier as a line
+    parts by bar   --bar_chart-->      stacked parts, a limit, an uncertainty
+    Span by row    --timeline_chart--> boxes by time
+    rows, columns  --heat_map-->       cells with texts
 
 A curve has a point at every step, more than a screen shows. So its range is cut into buckets of equal width, of which
 the first, least, greatest and last point are drawn. The mean of a bucket would hide a spike of a single step; its least
-and greatest points cannot. The slider of a line chart reads values, which are also there as a table.
+and greatest points cannot.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hlat.page.elements import Html, colour, dashes, details, embedded_json, format_value, table, text
+from hlat.page.elements import Html, colour, figure, format_value, table
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
+Trace = dict[str, Any]  # as Plotly takes it; ``places``, ``smooth`` and ``legend_...`` are for page.js and the legend
 
-_LARGE = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
-_LEAST_RANGE = 1e-9  # a range that is smaller, relative to its values, is one value
-_DECADES_WITH_HALVES = 2  # a logarithmic axis of at most so many decades also has ticks at 2 and 5
-
-
-def format_tick(value: float) -> str:
-    """Format the value of a tick in few characters, as ``1.5M``."""
-    size = abs(value)
-    for unit, letter in _LARGE:
-        if size >= 0.99995 * unit:  # rounded to four digits, that is 1
-            return f"{value / unit:.4g}{letter}"
-    return f"{value:.4g}" if size >= 1e-3 or value == 0 else f"{value:.0e}"
-
-
-@dataclass(frozen=True)
-class ChartAxis:
-    """An axis from ``least`` to ``most``, with ticks between them."""
-
-    least: float
-    most: float
-    log: bool
-    ticks: tuple[float, ...]
-
-    def fraction(self, value: float) -> float:
-        """Return the position of a value along the axis, 0 to 1."""
-        if self.log:
-            return math.log(value / self.least) / math.log(self.most / self.least)
-        return (value - self.least) / (self.most - self.least)
-
-
-def make_axis(values: Sequence[float], *, log: bool = False, zero: bool = False, count: int = 5) -> ChartAxis:
-    """Choose range and ticks of an axis, about ``count`` of them.
-
-    ``log`` is ignored unless all values are positive; ``zero`` begins a linear axis at zero.
-    """
-    least, most = min(values), max(values)
-    if log and least > 0:
-        return _log_axis(least, most)
-    if zero:
-        least, most = min(least, 0.0), max(most, 0.0)
-    # A constant curve runs through the middle, not along an edge.
-    if most - least <= _LEAST_RANGE * max(abs(least), abs(most)):
-        margin = abs(least) * 0.05 or 1.0
-        least, most = least - (0.0 if zero and least == 0 else margin), most + margin
-    return ChartAxis(least, most, False, _even_ticks(least, most, count))
-
-
-def _even_ticks(least: float, most: float, count: int) -> tuple[float, ...]:
-    # Round ticks need a step of 1, 2 or 5 times a power of ten.
-    wanted = (most - least) / count
-    power = 10.0 ** math.floor(math.log10(wanted))
-    # Tolerances: a division may miss a whole number by its rounding error.
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= wanted * (1 - 1e-9))
-    first = math.ceil(least / step - 1e-9)
-    return tuple(number * step for number in range(first, math.floor(most / step + 1e-9) + 1))
-
-
-def _log_axis(least: float, most: float) -> ChartAxis:
-    if most / least < 1.5:
-        least, most = least / 1.3, most * 1.3
-    low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
-    factors = (1, 2, 5) if high - low <= _DECADES_WITH_HALVES else (1,)
-    every = max(1, (high - low) // 6)  # at most a dozen powers of ten have labels
-    found = [factor * 10.0**power for power in range(low, high + 1, every) for factor in factors]
-    ticks = tuple(tick for tick in found if least * (1 - 1e-9) <= tick <= most * (1 + 1e-9))
-    return ChartAxis(least, most, True, ticks if len(ticks) > 1 else _even_ticks(least, most, 8))
-
-
-_WIDTH = 400  # of every chart
-_LEFT, _TOP, _BOTTOM = 48, 24, 38  # margins of a plot
-
-
-@dataclass(frozen=True)
-class _Plot:
-    """An area between two axes: places of values in the SVG, which is ``height`` high."""
-
-    x: ChartAxis
-    y: ChartAxis
-    height: int
-    right: int  # margin
-    end_labels: bool = False  # True: a label at the right edge ends there
-
-    @property
-    def bottom(self) -> int:
-        return self.height - _BOTTOM
-
-    @property
-    def edge(self) -> int:
-        return _WIDTH - self.right
-
-    def across(self, value: float) -> float:
-        return _LEFT + self.x.fraction(value) * (self.edge - _LEFT)
-
-    def up(self, value: float) -> float:
-        return _TOP + (1 - self.y.fraction(value)) * (self.bottom - _TOP)
-
-    def axes(self, across: str, up: str) -> Iterator[Html]:
-        for tick in self.y.ticks:
-            place = self.up(tick)
-            yield f'<path class="gridline" d="M{_LEFT},{place:.1f}H{self.edge}"/>'
-            yield f'<text class="tick" x="{_LEFT - 4}" y="{place + 4:.1f}" text-anchor="end">{format_tick(tick)}</text>'
-        for tick in self.x.ticks:
-            place, low = self.across(tick), self.bottom + 16
-            anchor = "end" if self.end_labels and place >= self.edge - 16 else "middle"
-            yield f'<path class="axis" d="M{place:.1f},{self.bottom}v4"/>'
-            yield f'<text class="tick" x="{place:.1f}" y="{low}" text-anchor="{anchor}">{format_tick(tick)}</text>'
-        yield f'<path class="axis" d="M{_LEFT},{_TOP}V{self.bottom}H{self.edge}" fill="none"/>'
-        yield f'<text x="{self.edge}" y="{self.height - 6}" text-anchor="end">{_label(across, self.x)}</text>'
-        yield f'<text x="2" y="10">{_label(up, self.y)}</text>'
-
-
-def _label(quantity: str, axis: ChartAxis) -> Html:
-    return text(quantity) + (", logarithmic" if axis.log else "")
-
-
-def _figure(kind: str, title: str, summary: str, height: int, shapes: Iterable[Html], below: Iterable[Html]) -> Html:
-    """Make the figure of a chart; ``summary`` is what a screen reader says instead of the picture."""
-    return (
-        f'<figure class="{kind}"><figcaption>{text(title)}</figcaption>'
-        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{text(summary)}"><title>{text(title)}</title>'
-        f"{''.join(shapes)}</svg>{''.join(below)}</figure>"
-    )
-
-
-def _legend(entries: Iterable[tuple[Html, Html]]) -> Html:
-    """Make a list of swatches and their labels."""
-    items = (f'<li><svg viewBox="0 0 16 8" aria-hidden="true">{swatch}</svg> {label}</li>' for swatch, label in entries)
-    return f'<ul class="legend">{"".join(items)}</ul>'
-
-
-_BUCKETS = 360  # about one per unit of the plot's width
+_DASHES = ("solid", "dash", "dot", "dashdot")  # so that colour is not the only difference
+_DASH_ARRAYS = {"solid": "", "dash": "5 2", "dot": "2 2", "dashdot": "5 2 2 2"}
+_MOST_DRAWN = 12  # curves that can be told apart; the legend has the others
+_MOST_POINTS = 14_000  # of the curves of a chart
+_BUCKETS = 600  # of a curve: about one per two pixels of a large screen
 _TABLE_ROWS = 24  # of a curve, besides its least and greatest value
-_SLIDER_STEPS = 400
 _MAX_MARKS = 120  # of one kind; more would be a grey area
-_SPARSE = 60  # a series with fewer points also gets a dot at each of them
-_GLYPHS = ("m-3,3h6l-3,-6z", "m-2.5,-2.5h5v5h-5z", "m0,-3l3,3l-3,3l-3,-3z", "m-3,-3h6l-3,6z", "m-3,-1h6v2h-6z")
-"""Shapes of marks around their place: triangle, square, diamond, inverted triangle, bar."""
+_SPARSE = 12  # a series with fewer points also gets a dot at each of them
+_SYMBOLS = ("triangle-up", "square", "diamond", "triangle-down", "x")
 _WIDE_RANGE = 20.0  # greatest value / median from which a curve is drawn on a logarithmic axis
 
 
@@ -184,138 +59,148 @@ def extremes(x: Floats, y: Floats, buckets: int) -> Indices:
 
 @dataclass(frozen=True)
 class Series:
-    """A curve; ``x`` ascends, values that are NaN or infinite are marked at the edge of the chart."""
+    """A curve over one or several horizontal axes; values that are NaN or infinite are marked at the top."""
 
     name: str
-    x: Floats
+    x: Floats | Sequence[Floats]  # each ascends; several are in the order of the chart's axes
     y: Floats
+
+    @property
+    def places(self) -> Sequence[Floats]:
+        return [self.x] if isinstance(self.x, np.ndarray) else self.x
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A place on the horizontal axis at which something happened."""
+    """A place on the horizontal axes at which something happened."""
 
-    x: float
+    x: float | Sequence[float]  # in the order of the chart's axes
     kind: str  # marks of one kind have the same shape, and one line of the legend
     label: str  # text of the tooltip
     full_height: bool = False  # True to draw a line through the whole chart too
+
+    @property
+    def places(self) -> Sequence[float]:
+        return self.x if isinstance(self.x, Sequence) else [self.x]
 
 
 def line_chart(
     title: str,
     series: Sequence[Series],
-    across: str,
+    across: str | Sequence[str],
     up: str,
     *,
     marks: Sequence[Mark] = (),
     zero: bool = False,
+    height: int = 260,
 ) -> Html:
     """Draw curves over a common axis; empty if no series has a finite point.
 
-    ``across`` and ``up`` are quantity and unit of the axes. The vertical axis is logarithmic for a wide range of values
-    above zero, unless it begins at ``zero``.
+    ``across`` is the quantity and unit of the horizontal axis, or of several: the page has one switch between them.
+    The vertical axis, of ``up``, is logarithmic for a wide range of values above zero, unless it begins at ``zero``.
     """
-    chosen = [(each, extremes(each.x, each.y, _BUCKETS)) for each in series]
-    whole = [each for each, index in chosen if len(index)]
-    drawn = [Series(each.name, each.x[index], each.y[index]) for each, index in chosen if len(index)]
+    axes = [across] if isinstance(across, str) else list(across)
+    buckets = min(_BUCKETS, max(60, _MOST_POINTS // (2 * len(series) or 1)))
+    chosen = [(each, extremes(each.places[0], each.y, buckets)) for each in series]
+    drawn = [Series(each.name, [x[at] for x in each.places], each.y[at]) for each, at in chosen if len(at)]
     if not drawn:
-        return ""
-    every_x, every_y = np.concatenate([each.x for each in drawn]), np.concatenate([each.y for each in drawn])
+        return Html()
+    whole = [each for each, at in chosen if len(at)]
+    every_y = np.concatenate([each.y for each in drawn])
     # On a linear axis a few high values would press the rest of the curve flat.
     log = bool(not zero and every_y.min() > 0 and every_y.max() > _WIDE_RANGE * np.median(every_y))
-    x = make_axis((float(every_x.min()), float(every_x.max())))
-    y = make_axis((float(every_y.min()), float(every_y.max())), log=log, zero=zero)
-    plot = _Plot(x, y, height=240, right=10, end_labels=True)
-    inside = [mark for mark in marks if x.least <= mark.x <= x.most]
-    summary = _summary(title, drawn, across)
-    shapes = [f"<desc>{text(summary)}</desc>", *plot.axes(across, up), *_marks(inside, plot)]
-    for number, (each, points) in enumerate(zip(whole, drawn, strict=True)):
-        shapes += _curve(points, plot, number)
-        shapes += _not_finite(each, plot, number)
-    shapes.append(f'<path class="cursor" d="M0,{_TOP}V{plot.bottom}"/>')
-    data = {
-        "from": x.least, "to": x.most, "log": x.log, "left": _LEFT, "width": plot.edge - _LEFT, "unit": across,
-        "series": [{"name": each.name, "x": _short(each.x), "y": _short(each.y)} for each in drawn],
+    traces = [_curve(each, number) for number, each in enumerate(drawn)]
+    traces += [trace for number, each in enumerate(whole) for trace in _not_finite(each, number)]
+    traces += _mark_traces(marks)
+    layout = {
+        "xaxis": {"title": {"text": axes[0]}},
+        "yaxis": {"title": {"text": up}, "type": "log" if log else "linear", "rangemode": "tozero" if zero else "normal"},
+        "hovermode": "x unified",
+        # Of marks: they stand above the lower edge, whatever the range of the curves is.
+        "yaxis2": {"overlaying": "y", "range": [0, 1], "fixedrange": True, "visible": False},
+    }
+    content = {"data": traces, "layout": layout, "axes": axes}
+    return figure(title, _summary(title, drawn, axes[0]), content, height, _table(title, drawn, axes[0]))
+
+
+def _curve(points: Series, number: int) -> Trace:
+    dash = _DASHES[number // 4 % 4]
+    return {
+        "type": "scatter",
+        "name": points.name,
+        "places": [_short(x) for x in points.places],
+        "y": _short(points.y),
+        "mode": "lines+markers" if len(points.y) <= _SPARSE else "lines",
+        "line": {"color": colour(number), "width": 1.8, "dash": dash},
+        "marker": {"size": 5},
+        "visible": number < _MOST_DRAWN,
+        "smooth": True,
+        "legend_colour": colour(number),
+        "legend_dashes": _DASH_ARRAYS[dash],
+    }
+
+
+def _not_finite(each: Series, number: int) -> Iterator[Trace]:
+    """Mark the values that no curve can show by crosses at the top."""
+    where = np.flatnonzero(~np.isfinite(each.y))[:_MAX_MARKS]
+    if len(where):
+        yield _marker_trace(
+            f"{each.name}, not finite",
+            [_short(x[where]) for x in each.places],
+            [0.97] * len(where),
+            [f"{each.name}: {each.y[at]}" for at in where],
+            {"symbol": "x", "color": colour(number), "size": 8},
+        )
+
+
+def _mark_traces(marks: Sequence[Mark]) -> Iterator[Trace]:
+    for row, kind in enumerate(dict.fromkeys(mark.kind for mark in marks)):
+        found = [mark for mark in marks if mark.kind == kind]
+        shown = found[:: -(-len(found) // _MAX_MARKS)]  # every n-th, rounded up, so that at most that many are drawn
+        shade, low = colour(9 + row), 0.03 + 0.05 * row
+        places = [list(column) for column in zip(*(mark.places for mark in shown), strict=True)]
+        up, labels = [low] * len(shown), [mark.label for mark in shown]
+        marker: dict[str, Any] = {"symbol": _SYMBOLS[row % len(_SYMBOLS)], "color": shade, "size": 9}
+        trace = _marker_trace(f"{kind} ({len(found):,})", places, up, labels, marker)
+        if any(mark.full_height for mark in shown):
+            # One line through the chart and a gap, for each mark.
+            trace |= {
+                "places": [[x for place in column for x in (place, place, None)] for column in places],
+                "y": [y for _ in shown for y in (low, 1.0, None)],
+                "text": [text for label in labels for text in (label, label, "")],
+                "mode": "lines+markers",
+                "line": {"color": shade, "width": 1, "dash": "dot"},
+                "marker": marker | {"size": [size for _ in shown for size in (9, 0, 0)]},
+            }
+        yield trace
+
+
+def _marker_trace(
+    name: str, places: list[list[float]], up: list[float], labels: list[str], marker: dict[str, Any]
+) -> Trace:
+    return {
+        "type": "scatter", "name": name, "places": places, "y": up, "yaxis": "y2", "mode": "markers", "text": labels,
+        "hovertemplate": "%{text}<extra></extra>", "marker": marker, "visible": True, "legend_form": "mark",
+        "legend_colour": marker["color"],
     }  # fmt: skip
-    below = (
-        _legend([*_curve_entries(drawn), *_mark_entries(inside)]),
-        f'<input type="range" min="0" max="{_SLIDER_STEPS}" value="{_SLIDER_STEPS}" '
-        f'aria-label="Read values: {text(title)}"><output aria-live="off"></output>'
-        f'<script type="application/json">{embedded_json(data)}</script>',
-        details("Values as a table", _table(title, drawn, across)),
-    )
-    return _figure("chart", title, summary, plot.height, shapes, below)
-
-
-def _marks(marks: Sequence[Mark], plot: _Plot) -> Iterator[Html]:
-    for row, (_, found) in enumerate(_by_kind(marks)):
-        # Every n-th, rounded up, so that at most that many are drawn.
-        for mark in found[:: -(-len(found) // _MAX_MARKS)]:
-            place, low = plot.across(mark.x), plot.bottom - 6 - 9 * row
-            line = f'<path class="mark" d="M{place:.1f},{_TOP}V{plot.bottom}"/>' if mark.full_height else ""
-            glyph = f'<path class="glyph" d="M{place:.1f},{low}{_GLYPHS[row % len(_GLYPHS)]}"/>'
-            yield f"<g><title>{text(mark.label)}</title>{line}{glyph}</g>"
-
-
-def _by_kind(marks: Sequence[Mark]) -> list[tuple[str, list[Mark]]]:
-    kinds = dict.fromkeys(mark.kind for mark in marks)
-    return [(kind, [mark for mark in marks if mark.kind == kind]) for kind in kinds]
-
-
-def _mark_entries(marks: Sequence[Mark]) -> Iterator[tuple[Html, Html]]:
-    for row, (kind, found) in enumerate(_by_kind(marks)):
-        yield f'<path class="glyph" d="M8,4{_GLYPHS[row % len(_GLYPHS)]}"/>', f"{text(kind)} ({len(found):,})"
-
-
-def _dash(number: int) -> Html:
-    return f' stroke-dasharray="{dashes(number)}"' if dashes(number) else ""
-
-
-def _curve_entries(drawn: Sequence[Series]) -> Iterator[tuple[Html, Html]]:
-    for number, each in enumerate(drawn):
-        swatch = f'<path d="M0,4H16" stroke="{colour(number)}" stroke-width="3"{_dash(number)}/>'
-        yield swatch, text(each.name)
-
-
-def _curve(points: Series, plot: _Plot, number: int) -> Iterator[Html]:
-    places = [(plot.across(float(a)), plot.up(float(b))) for a, b in zip(points.x, points.y, strict=True)]
-    path = "M" + "L".join(f"{a:.1f},{b:.1f}" for a, b in places)
-    yield (
-        f'<path class="curve" d="{path}" fill="none" stroke="{colour(number)}" stroke-width="1.5" '
-        f'stroke-linejoin="round"{_dash(number)}/>'
-    )
-    if len(places) <= _SPARSE:
-        dots = "".join(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.4"/>' for a, b in places)
-        yield f'<g fill="{colour(number)}">{dots}</g>'
-
-
-def _not_finite(series: Series, plot: _Plot, number: int) -> Iterator[Html]:
-    # Values that are not finite have no place on the axis: a cross at the upper edge stands for them.
-    bad = np.flatnonzero(~np.isfinite(series.y))
-    for place in bad[:: max(1, len(bad) // _MAX_MARKS)]:
-        value = float(series.x[place])
-        if plot.x.least <= value <= plot.x.most:
-            label = text(f"{series.name}: {float(series.y[place])} at {format_value(value)}")
-            yield (
-                f'<path class="not-finite" d="M{plot.across(value) - 3:.1f},{_TOP}l6,6m0,-6l-6,6" '
-                f'stroke="{colour(number)}" stroke-width="2"><title>{label}</title></path>'
-            )
 
 
 def _summary(title: str, drawn: Sequence[Series], across: str) -> str:
     words = []
-    for each in drawn:
+    for each in drawn[:_MOST_DRAWN]:
         first, last, least, greatest = map(_value, (each.y[0], each.y[-1], each.y.min(), each.y.max()))
         words.append(f"{each.name}: from {first} to {last}, least {least}, greatest {greatest}")
-    return f"{title}, over {across}. " + ". ".join(words) + "."
+    more = f" And {len(drawn) - _MOST_DRAWN:,} more." if len(drawn) > _MOST_DRAWN else ""
+    return f"{title}, over {across}. {'. '.join(words)}.{more} Arrow keys read values, + and - zoom, 0 shows all."
 
 
 def _table(title: str, drawn: Sequence[Series], across: str) -> Html:
     rows = []
+    count = _TABLE_ROWS if len(drawn) <= _MOST_DRAWN else 2
     for each in drawn:
-        even = np.linspace(0, len(each.y) - 1, min(len(each.y), _TABLE_ROWS)).round().astype(int)
+        even = np.linspace(0, len(each.y) - 1, min(len(each.y), count)).round().astype(int)
         chosen = np.unique(np.concatenate([even, [int(each.y.argmin()), int(each.y.argmax())]]))
-        rows += [(each.name, _value(each.x[place]), _value(each.y[place])) for place in chosen]
+        rows += [(each.name, _value(each.places[0][place]), _value(each.y[place])) for place in chosen]
     return table(("series", across, "value"), rows, caption=title)
 
 
@@ -328,10 +213,6 @@ def _short(values: Floats) -> list[float]:
     return [float(f"{value:.6g}") if abs(value) < 1e5 or not math.isfinite(value) else float(value) for value in values]
 
 
-_RING = 8  # radius
-_MARGIN = 1.06  # factor between the outermost dots and the ends of an axis
-
-
 @dataclass(frozen=True)
 class Dot:
     """One point of a scatter chart."""
@@ -341,98 +222,211 @@ class Dot:
     filled: bool  # True for a filled dot, drawn above the others
     group: int  # index of its group, which selects the colour
     label: str  # text of the tooltip
-    chosen: bool = False  # True to mark it with a ring and with whiskers
+    chosen: bool = False  # True to mark it with its name and with whiskers
     x_ends: tuple[float, float] = (1.0, 1.0)  # ends of the whisker across, as shares of x
     y_ends: tuple[float, float] = (1.0, 1.0)  # ends of the whisker upwards, as shares of y
 
 
-def scatter_chart(title: str, dots: Sequence[Dot], groups: Sequence[str], across: str, up: str) -> Html:
-    """Draw dots, at least one, over logarithmic axes, with a legend of the groups."""
-    x = _scatter_axis([dot.x * end for dot in dots for end in dot.x_ends])
-    y = _scatter_axis([dot.y * end for dot in dots for end in dot.y_ends])
-    plot = _Plot(x, y, height=260, right=14)
-    chosen = [dot for dot in dots if dot.chosen]
-    words = [f"{dot.label}: {format_value(dot.x)} {across}, {format_value(dot.y)} {up}" for dot in chosen]
-    summary = f"{title}: {len(dots)} layouts. Chosen: {'; '.join(words) or 'none'}."
-    shapes = [f"<desc>{text(summary)}</desc>", *plot.axes(across, up)]
-    # Later shapes cover earlier ones: the chosen dots are on top.
-    for dot in sorted(dots, key=lambda dot: (dot.chosen, dot.filled)):
-        shapes += _dot(dot, plot)
-    entries = [
-        (f'<circle cx="8" cy="4" r="3.5" fill="{colour(number)}"/>', text(name)) for number, name in enumerate(groups)
-    ]
-    if chosen:
-        entries.append(('<circle cx="8" cy="4" r="3" class="halo"/>', "chosen; whiskers: expected range"))
-    return _figure("scatter", title, summary, plot.height, shapes, [_legend(entries)])
+def scatter_chart(
+    title: str,
+    dots: Sequence[Dot],
+    groups: Sequence[str],
+    across: str,
+    up: str,
+    *,
+    frontier: Sequence[Dot] = (),
+    height: int = 420,
+) -> Html:
+    """Draw dots, at least one, over logarithmic axes; a line joins those of the ``frontier``, by ``x``."""
+    traces = []
+    if frontier:
+        line = sorted(frontier, key=lambda dot: dot.x)
+        traces.append(
+            {"type": "scatter", "mode": "lines", "name": "frontier", "x": [dot.x for dot in line],
+             "y": [dot.y for dot in line], "line": {"color": "#8a8f98", "dash": "dot", "width": 1.5},
+             "hoverinfo": "skip", "legend_colour": "#8a8f98", "legend_dashes": "2 2"}
+        )  # fmt: skip
+    traces += [_dots(name, [dot for dot in dots if dot.group == number], number) for number, name in enumerate(groups)]
+    traces += [_chosen(dot) for dot in dots if dot.chosen]
+    axis = {"type": "log"}
+    layout = {"xaxis": {**axis, "title": {"text": across}}, "yaxis": {**axis, "title": {"text": up}}}
+    words = [f"{dot.label}: {format_value(dot.x)} {across}, {format_value(dot.y)} {up}" for dot in dots if dot.chosen]
+    summary = f"{title}: {len(dots)} dots. Chosen: {'; '.join(words) or 'none'}."
+    rows = [(dot.label, groups[dot.group], format_value(dot.x), format_value(dot.y)) for dot in dots]
+    values = table(("name", "group", across, up), rows, caption=title)
+    return figure(title, summary, {"data": traces, "layout": layout}, height, values)
 
 
-def _scatter_axis(values: Sequence[float]) -> ChartAxis:
-    return make_axis((min(values) / _MARGIN, max(values) * _MARGIN), log=True)
+def _dots(name: str, dots: Sequence[Dot], number: int) -> Trace:
+    shade = colour(number)
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": [dot.x for dot in dots],
+        "y": [dot.y for dot in dots],
+        "text": [dot.label for dot in dots],
+        "hovertemplate": "<b>%{text}</b><br>%{xaxis.title.text}: %{x:.4~s}<br>%{yaxis.title.text}: %{y:.4~s}<extra></extra>",
+        "marker": {
+            "color": shade,
+            "size": 10,
+            "symbol": ["circle" if dot.filled else "circle-open" for dot in dots],
+            "line": {"width": 1.5, "color": shade},
+        },
+        "legend_form": "mark",
+        "legend_colour": shade,
+    }
 
 
-def _dot(dot: Dot, plot: _Plot) -> Iterator[Html]:
-    a, b = plot.across(dot.x), plot.up(dot.y)
-    if dot.chosen:
-        left, right = (plot.across(dot.x * end) for end in dot.x_ends)
-        low, high = (plot.up(dot.y * end) for end in dot.y_ends)
-        yield f'<path class="spread axis" d="M{left:.1f},{b:.1f}H{right:.1f}M{a:.1f},{low:.1f}V{high:.1f}"/>'
-        yield f'<circle class="halo" cx="{a:.1f}" cy="{b:.1f}" r="{_RING}"><title>chosen</title></circle>'
+def _chosen(dot: Dot) -> Trace:
+    """Ring, name and whiskers of a chosen dot."""
     shade = colour(dot.group)
-    paint = f'fill="{shade}"' if dot.filled else f'fill="none" stroke="{shade}"'
-    yield f'<circle class="dot" cx="{a:.1f}" cy="{b:.1f}" r="4.5" {paint}><title>{text(dot.label)}</title></circle>'
+
+    def whisker(value: float, ends: tuple[float, float]) -> dict[str, Any]:
+        low, high = ends
+        return {"type": "data", "symmetric": False, "array": [value * (high - 1)], "arrayminus": [value * (1 - low)],
+                "color": shade, "thickness": 1.2}  # fmt: skip
+
+    return {
+        "type": "scatter", "mode": "markers+text", "name": "chosen", "showlegend": False, "x": [dot.x], "y": [dot.y],
+        "text": [dot.label], "textposition": "top right", "hoverinfo": "skip", "error_x": whisker(dot.x, dot.x_ends),
+        "error_y": whisker(dot.y, dot.y_ends),
+        "marker": {"symbol": "circle-open", "size": 18, "color": shade, "line": {"width": 2}},
+    }  # fmt: skip
 
 
-_BAR_THICKNESS, _BAR_HEIGHT = 26, 58
-_BAR_EDGE = 1.0  # left free at both ends
-_BAR_WIDTH = _WIDTH - 2 * _BAR_EDGE
+_BAR, _AXES = 44, 56  # pixels of a bar, and of what is above and below it
 
 
 def bar_chart(
     title: str,
-    parts: Mapping[str, float],
+    bars: Mapping[str, Mapping[str, float]],
     form: Callable[[float], str],
     *,
     unit: str = "",
     scale: float = 1.0,
     limit: float | None = None,
-    spread: tuple[float, float] | None = None,
+    limit_name: str = "limit",
+    spread: Mapping[str, tuple[float, float]] | None = None,
 ) -> Html:
-    """Draw one bar of adjacent parts; empty if no part is positive.
+    """Draw bars of adjacent parts, each bar with a name that may be empty; empty if no part is positive.
 
     The axis counts in ``unit`` of size ``scale``. A line marks ``limit``, such as a device's memory, a whisker the
-    ``spread``: least and greatest total that is to be expected.
+    ``spread`` of a bar: least and greatest total that is to be expected.
     """
-    shown = {name: size for name, size in parts.items() if size > 0}
-    if not shown:
-        return ""
-    total = sum(shown.values())
-    width = max(total, limit or 0.0, spread[1] if spread else 0.0)
-    shapes, entries, x = [], [], _BAR_EDGE
-    for number, (name, size) in enumerate(shown.items()):
-        wide, label, shade = size / width * _BAR_WIDTH, text(f"{name}: {form(size)}"), colour(number)
-        shapes.append(
-            f'<rect class="edge" x="{x:.2f}" y="4" width="{wide:.2f}" height="{_BAR_THICKNESS}" fill="{shade}">'
-            f"<title>{label}</title></rect>"
-        )
-        entries.append((f'<rect width="16" height="8" fill="{shade}"/>', f"{label} ({size / total:.1%})"))
-        x += wide
-    shapes += _bar_axis(make_axis((0.0, width / scale)))
+    names = [name for name, parts in bars.items() if sum(parts.values()) > 0]
+    kinds = dict.fromkeys(kind for name in names for kind, size in bars[name].items() if size > 0)
+    if not names:
+        return Html()
+    total = sum(sum(bars[name].values()) for name in names)
+    traces = []
+    for number, kind in enumerate(kinds):
+        sizes = [bars[name].get(kind, 0.0) for name in names]
+        legend = f"{kind}: {form(sum(sizes))} ({sum(sizes) / total:.1%})" if len(names) == 1 else kind
+        traces.append(
+            {"type": "bar", "orientation": "h", "name": legend, "y": names, "x": [size / scale for size in sizes],
+             "text": [f"{kind}: {form(size)}" for size in sizes], "textposition": "none",
+             "hovertemplate": "%{text}<extra></extra>", "marker": {"color": colour(number)}, "legend_form": "mark",
+             "legend_colour": colour(number)}
+        )  # fmt: skip
+    if spread:
+        traces.append(_spread_trace(bars, spread, scale))
+    layout: dict[str, Any] = {
+        "barmode": "stack",
+        "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
+        "yaxis": {"autorange": "reversed", "fixedrange": True, "showgrid": False, "visible": len(names) > 1},
+    }
     if limit is not None:
-        place = _BAR_EDGE + limit / width * _BAR_WIDTH
-        shapes.append(f'<path class="limit axis" d="M{place - 0.5:.1f},0V{_BAR_THICKNESS + 8}" stroke-width="2"/>')
-    if spread is not None:
-        low, high = (_BAR_EDGE + end / width * _BAR_WIDTH for end in spread)
-        middle = 4 + _BAR_THICKNESS / 2
-        shapes.append(f'<path class="halo spread" d="M{low:.1f},{middle}H{high:.1f}M{low:.1f},9v16M{high:.1f},9v16"/>')
-    summary = f"{title}: " + ", ".join(f"{name} {form(size)}" for name, size in shown.items())
-    below = [_legend(entries), f"<p>Axis in {text(unit)}.</p>" if unit else ""]
-    return _figure("bar", title, summary, _BAR_HEIGHT, shapes, below)
+        line = {"type": "line", "x0": limit / scale, "x1": limit / scale, "yref": "paper", "y0": 0, "y1": 1}
+        layout["shapes"] = [line | {"line": {"width": 2, "dash": "dash", "color": "#c2410c"}}]
+        layout["annotations"] = [
+            {"x": limit / scale, "y": 1, "yref": "paper", "yanchor": "bottom", "text": limit_name, "showarrow": False}
+        ]
+        # A shape does not widen the axis.
+        layout["xaxis"]["range"] = [0, 1.06 * max(limit, *(sum(parts.values()) for parts in bars.values())) / scale]
+    rows = [(name or title, kind, form(bars[name].get(kind, 0.0))) for name in names for kind in kinds]
+    values = table(("bar", "part", "size"), rows, caption=title)
+    summary = f"{title}: " + ", ".join(f"{kind} {form(bars[names[0]].get(kind, 0.0))}" for kind in kinds)
+    return figure(title, summary, {"data": traces, "layout": layout}, _AXES + _BAR * len(names), values)
 
 
-def _bar_axis(axis: ChartAxis) -> Iterator[Html]:
-    for tick in axis.ticks:
-        place = _BAR_EDGE + axis.fraction(tick) * _BAR_WIDTH
-        # A label at the edge would be cut off.
-        anchor = "start" if place < 16 else "end" if place > _WIDTH - 16 else "middle"
-        yield f'<path class="axis" d="M{place:.1f},{4 + _BAR_THICKNESS}v4"/>'
-        yield f'<text class="tick" x="{place:.1f}" y="48" text-anchor="{anchor}">{format_tick(tick)}</text>'
+def _spread_trace(bars: Mapping[str, Mapping[str, float]], spread: Mapping[str, tuple[float, float]], scale: float) -> Trace:
+    totals = {name: sum(bars[name].values()) for name in spread}
+    return {
+        "type": "scatter", "mode": "markers", "name": "expected range", "showlegend": False, "hoverinfo": "skip",
+        "x": [totals[name] / scale for name in spread], "y": list(spread),
+        "marker": {"size": 1, "color": "#8a8f98"},
+        "error_x": {
+            "type": "data", "symmetric": False, "thickness": 2, "color": "#8a8f98",
+            "array": [(high - totals[name]) / scale for name, (_, high) in spread.items()],
+            "arrayminus": [(totals[name] - low) / scale for name, (low, _) in spread.items()],
+        },
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Span:
+    """A box of a time line."""
+
+    row: str
+    kind: str  # boxes of one kind have one colour
+    start: float
+    stop: float
+    label: str  # text of the tooltip
+
+
+def timeline_chart(title: str, spans: Sequence[Span], across: str, *, kinds: Sequence[str] = ()) -> Html:
+    """Draw one row of boxes per ``row``, in the order of their first box; empty without a box.
+
+    ``kinds`` is the order of colours and legend; default: that of their first box.
+    """
+    if not spans:
+        return Html()
+    rows = list(dict.fromkeys(span.row for span in spans))
+    traces = []
+    for number, kind in enumerate(kinds or dict.fromkeys(span.kind for span in spans)):
+        found = [span for span in spans if span.kind == kind]
+        traces.append(
+            {"type": "bar", "orientation": "h", "name": kind, "base": _short(np.array([s.start for s in found])),
+             "x": _short(np.array([s.stop - s.start for s in found])), "y": [s.row for s in found],
+             "text": [s.label for s in found], "textposition": "none", "hovertemplate": "%{text}<extra></extra>",
+             "marker": {"color": colour(number), "line": {"width": 0}}, "legend_form": "mark",
+             "legend_colour": colour(number)}
+        )  # fmt: skip
+    layout = {
+        "barmode": "overlay",
+        "bargap": 0.25,
+        "xaxis": {"title": {"text": across}},
+        "yaxis": {"autorange": "reversed", "fixedrange": True, "showgrid": False, "type": "category"},
+    }
+    shown = spans[: _TABLE_ROWS * 4]
+    cells = [(each.row, each.label, format_value(each.start), format_value(each.stop)) for each in shown]
+    caption = title if len(shown) == len(spans) else f"{title}: the first {len(shown)} of {len(spans):,}"
+    values = table(("row", "what", "from", f"to, {across}"), cells, caption=caption)
+    summary = f"{title}: {len(rows)} rows, {len(spans):,} boxes"
+    return figure(title, summary, {"data": traces, "layout": layout}, _AXES + max(60, 24 * len(rows)), values)
+
+
+def heat_map(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[str],
+    values: Sequence[Sequence[float | None]],
+    texts: Sequence[Sequence[str]],
+    *,
+    across: str = "",
+    up: str = "",
+) -> Html:
+    """Draw cells by value, ``values[row][column]``; None is an empty cell. ``texts`` are written into the cells."""
+    trace = {
+        "type": "heatmap", "x": list(columns), "y": list(rows), "z": [list(row) for row in values], "name": title,
+        "text": [list(row) for row in texts], "texttemplate": "%{text}", "hovertemplate": "%{y}, %{x}: %{text}<extra></extra>",
+        "colorscale": "Viridis", "showscale": True, "showlegend": False, "xgap": 2, "ygap": 2, "hoverongaps": False,
+    }  # fmt: skip
+    layout = {
+        "xaxis": {"title": {"text": across}, "type": "category", "showgrid": False},
+        "yaxis": {"title": {"text": up}, "type": "category", "autorange": "reversed", "showgrid": False},
+    }
+    cells = table(("", *columns), [(name, *row) for name, row in zip(rows, texts, strict=True)], caption=title)
+    summary = f"{title}: {len(rows)} rows, {len(columns)} columns"
+    return figure(title, summary, {"data": [trace], "layout": layout}, _AXES + max(120, 34 * len(rows)), cells)

@@ -1,24 +1,25 @@
-"""HTML elements and the complete page, with its style and script. Every text from outside is escaped here only.
+"""HTML elements and the complete page, with its style and scripts. Every text from outside is escaped here, once.
 
-    text, tables, charts -> elements (escaped) -> page: one file, without references to others
-                         page.css, page.js --^
+    text, tables, charts --macros of elements.html (autoescape)--> Html -> page: one file, without references to others
+                                       page.css, page.js, plotly.min.js --^
     value -> short text
 
 The style is light, dark and printed, with one column on a phone; series and parts have colours and dash patterns by
-number. The script reads values of a chart with a slider, pointer or finger, and reloads a served page when it changes.
-Without it everything on a page is still shown. It puts text into the page as text, never as HTML.
+number. Without the scripts everything is still there as text and tables.
 """
 
 import base64
 import hashlib
 import json
 import math
-import re
 from collections.abc import Iterable, Sequence
 from colorsys import hls_to_rgb
-from html import escape
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment
+from markupsafe import Markup as Html  # text of HTML: whatever is put into it is escaped, unless it is Html itself
 
 from hlat.runtime.terminal import escape_controls
 
@@ -39,11 +40,6 @@ def colour(index: int) -> str:
     turn = (index * _GOLDEN) % 1
     lightness = 0.45 + 0.05 * (index % 3)
     return "#" + "".join(f"{round(255 * part):02x}" for part in hls_to_rgb(turn, lightness, 0.45))
-
-
-def dashes(index: int) -> str:
-    """Return the dash pattern of a series, so that colour is not the only difference."""
-    return ("", "6 3", "2 2", "8 3 2 3")[index % 4]
 
 
 def format_value(value: float) -> str:
@@ -67,66 +63,91 @@ def duration(seconds: float) -> str:
     return f"{seconds:.3g} s" if size == 1 else f"{seconds / size:.1f} {name}"
 
 
-Html = str  # text of HTML, in which everything from outside has been escaped
-_NUMBER = re.compile(r"^(-?[0-9][0-9,.e+-]*( of [0-9,]+)?[%]?( ?[A-Za-z]{1,7})?|nan|-?inf|unknown)$")
+def _visible(value: object) -> object:
+    # Control and bidirectional characters of a text would be invisible, or turn what follows around.
+    return value if isinstance(value, Html) else escape_controls(str(value))
 
 
-def text(value: object) -> Html:
-    """Escape a text for HTML, also inside attributes; control and bidirectional characters become visible."""
-    return escape(escape_controls(str(value)))
+@cache
+def _macros() -> Any:
+    room = Environment(autoescape=True, finalize=_visible, trim_blocks=True, lstrip_blocks=True)
+    return room.from_string(_shipped("elements.html")).module
 
 
 def paragraph(content: object) -> Html:
-    """Make a paragraph of plain text, which is escaped."""
-    return f"<p>{text(content)}</p>"
+    """Make a paragraph of plain text."""
+    return _element("paragraph", content)
 
 
 def section(title: str, contents: Iterable[Html], *, level: int = 2) -> Html:
     """Make a section with a heading; empty if it has no contents."""
-    body = "\n".join(filter(None, contents))
-    return f"<section><h{level}>{text(title)}</h{level}>\n{body}\n</section>" if body else ""
+    body = joined(contents)
+    return _element("section", title, body, level) if body else body
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str, marked: int | None = None) -> Html:
-    """Make a table whose first column holds the names of its rows; ``marked`` is the row to emphasize."""
+    """Make a table to sort, whose first column holds the names of its rows; ``marked`` is the row to emphasize."""
     content = [[str(cell) for cell in row] for row in rows]
-    kinds = [_alignment([row[column] for row in content]) for column in range(len(names))]
-    head = "".join(f'<th scope="col"{kind}>{text(name)}</th>' for name, kind in zip(names, kinds, strict=True))
-    body = []
-    for index, (first, *rest) in enumerate(content):
-        emphasis = ' class="marked"' if index == marked else ""
-        cells = "".join(f"<td{kind}>{text(cell)}</td>" for cell, kind in zip(rest, kinds[1:], strict=True))
-        body.append(f'<tr{emphasis}><th scope="row"{kinds[0]}>{text(first)}</th>{cells}</tr>')
-    label = text(caption)
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table><caption>{label}</caption>'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>{chr(10).join(body)}</tbody></table></div>"
-    )
-
-
-def _alignment(cells: Sequence[str]) -> Html:
     # Numbers are aligned at the right.
-    written = [cell for cell in cells if cell]
-    return ' class="number"' if written and all(_NUMBER.match(cell) for cell in written) else ""
+    numbers = [all(_starts_with_digit(row[column]) for row in content) for column in range(len(names))]
+    return _element("table", names, content, numbers, caption, marked)
 
 
-def details(summary: str, contents: Html) -> Html:
+def _starts_with_digit(cell: str) -> bool:
+    return cell.lstrip("-+$<~")[:1].isdigit() or cell in ("", "nan", "inf", "-inf", "unknown")
+
+
+def details(summary: str, contents: Html, *, open: bool = False) -> Html:
     """Make a part that is folded until the reader opens it."""
-    return f"<details><summary>{text(summary)}</summary>\n{contents}\n</details>"
+    return _element("details", summary, contents, open) if contents else contents
 
 
 def preformatted(content: object, label: str) -> Html:
     """Show a text with its line breaks, such as a generated sample."""
-    return f'<pre tabindex="0" role="region" aria-label="{text(label)}">{text(content)}</pre>'
+    return _element("preformatted", content, label)
 
 
-def grid(charts: Iterable[Html]) -> Html:
-    """Lay out charts in columns as wide as the screen allows; empty without charts."""
-    found = "\n".join(filter(None, charts))
-    return f'<div class="grid">\n{found}\n</div>' if found else ""
+def headline(facts: Iterable[tuple[str, str, str]]) -> Html:
+    """Show the main numbers large: name, value, and a note that may be empty. Facts without a value are left out."""
+    return _element("headline", [fact for fact in facts if fact[1]])
 
 
-def embedded_json(value: Any) -> Html:
+def tabs(parts: Iterable[tuple[str, Html]]) -> Html:
+    """Show one of several parts at a time, below a row of their names; empty parts are left out."""
+    return _element("tabs", [part for part in parts if part[1]])
+
+
+def grid(parts: Iterable[Html]) -> Html:
+    """Lay out parts in columns as wide as the screen allows; empty without parts."""
+    found = joined(parts)
+    return _element("grid", found) if found else found
+
+
+def figure(title: str, summary: str, content: dict[str, Any], height: int, values: Html) -> Html:
+    """Make the figure of a chart.
+
+    Args:
+        title: its caption.
+        summary: what a screen reader says instead of the picture.
+        content: ``data`` and ``layout`` of Plotly; ``axes`` are labels of horizontal axes to choose from, of which each
+            trace has its ``places``.
+        height: of the plot, in CSS pixels, so that nothing moves when it is drawn.
+        values: the same as a table.
+    """
+    legend = [trace for trace in content["data"] if trace.get("showlegend", True)]
+    return _element("figure", title, summary, Html(embedded_json(content)), height, legend, values)
+
+
+def joined(parts: Iterable[Html]) -> Html:
+    """Put parts one below the other."""
+    return Html("\n").join(filter(None, parts))
+
+
+def _element(name: str, *arguments: object) -> Html:
+    return Html(getattr(_macros(), name)(*arguments))
+
+
+def embedded_json(value: Any) -> str:
     """Write JSON for a script element, which no text in it can end."""
     plain = json.dumps(value, separators=(",", ":"), allow_nan=False)
     # "</script>" in a text would end the element.
@@ -138,33 +159,32 @@ def embedded_json(value: Any) -> Html:
 def page(title: str, contents: Iterable[Html], *, version: str | None = None) -> Html:
     """Make the complete page. Its content security policy forbids every request and every foreign script.
 
-    Only a page from a server has a ``version`` of its contents: it asks for a newer one. Another page has a script only
-    if it has a chart to read values from.
+    Only a page from a server has a ``version`` of its contents: it asks for a newer one. Plotly is part of a page that
+    has a chart: 4.8 MB.
     """
-    body = "\n".join(filter(None, contents))
-    has_script = version is not None or '<figure class="chart"' in body
-    style, script = _shipped("page.css"), _shipped("page.js") if has_script else ""
-    # The browser runs this script only: text that gets through the escaping cannot run.
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # The script of a served page asks its own server for a newer version.
-    connect = "'none'" if version is None else "'self'"
-    policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'; "
-        f"connect-src {connect}; base-uri 'none'; form-action 'none'"
+    body = joined(contents)
+    scripts = [_shipped("page.js")]
+    if "<figure" in body:
+        from plotly.offline import get_plotlyjs  # noqa: PLC0415 - many pages have no chart
+
+        scripts.insert(0, get_plotlyjs())
+    # The browser runs these scripts only: text that gets through the escaping cannot run.
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            "script-src " + " ".join(f"'sha256-{digest}'" for digest in digests),
+            "style-src 'unsafe-inline'",  # Plotly adds rules to the page and styles to its shapes
+            "img-src data: blob:",  # the PNG of a chart
+            # The script of a served page asks its own server for a newer version.
+            "connect-src " + ("'none'" if version is None else "'self'"),
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
     )
-    head = (
-        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
-        f'<title>{text(title)}</title><link rel="icon" href="data:,"><style>{style}</style>'
-    )
-    mark = "" if version is None else f' data-version="{text(version)}"'
-    end = f"<script>{script}</script>\n" if script else ""
-    return (
-        f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body{mark}>\n<main>\n<h1>{text(title)}</h1>\n'
-        f"{body}\n</main>\n{end}</body></html>\n"
-    )
+    return _element("page", title, body, policy, Html(_shipped("page.css")), list(map(Html, scripts)), version)
 
 
+@cache
 def _shipped(name: str) -> str:
-    return "\n" + Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
