@@ -315,12 +315,14 @@ _DEGREES = "Degrees of the best layout: tensor x pipeline x data, by number of c
 _REASONS = "What decides: the best layout with another setting, by how much its step is longer"
 
 
-def _meaning() -> str:
-    return (
-        "memory: none fits; batch: a step has too few sequences for it; dp only: neither tensor nor pipeline nor "
-        f"context parallelism; empty: the layout has this setting itself. Below {undecided_ratio() - 1:.0%}, the "
-        "model often names the wrong one."
-    )
+_WORDS = (
+    "memory: none fits; batch: a step has too few sequences for it; dp only: neither tensor nor pipeline nor context "
+    "parallelism"
+)
+
+
+def _tells_apart() -> str:
+    return f"Below {undecided_ratio() - 1:.0%}, the model often names the wrong one."
 
 
 def grid_lines(planned: PlanGrid, columns: int) -> Iterator[str]:
@@ -332,7 +334,8 @@ def grid_lines(planned: PlanGrid, columns: int) -> Iterator[str]:
     yield from ("", *filter(str.strip, table_lines([_HEADS, *_predictions(planned)], columns)))
     reasons = _reasons(planned)
     if len(reasons) > 1:
-        yield from ("", *wrapped(_REASONS, columns), *table_lines(reasons, columns), *wrapped(_meaning(), columns, 2))
+        meaning = f"{_WORDS}; empty: the layout has this setting itself. {_tells_apart()}"
+        yield from ("", *wrapped(_REASONS, columns), *table_lines(reasons, columns), *wrapped(meaning, columns, 2))
 
 
 def grid_page(planned: PlanGrid) -> Html:
@@ -360,11 +363,14 @@ def grid_page(planned: PlanGrid) -> Html:
         for cell in planned.cells
         for name, one in cell.instead.items()
     ]
-    reasons = [paragraph(_meaning()), table(("model", "chips", "setting", "step", "layout"), instead, caption=_REASONS)]
+    reasons = [
+        paragraph(f"{_WORDS}. {_tells_apart()}"),
+        table(("model", "chips", "setting", "step", "layout"), instead, caption=_REASONS),
+    ]
     contents = [
         *map(paragraph, _sentences(planned)),
         chart,
-        paragraph(f"{_DEGREES}. Darker: higher MFU. Grey: no layout, and why."),
+        paragraph(f"{_DEGREES}. Darker: higher MFU. Grey: none, and why."),
         section("Predictions", [table(_HEADS, predicted, caption="4 of 5: days of 4 of 5 runs")]),
         section("What decides", reasons if instead else []),
     ]
