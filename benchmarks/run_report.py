@@ -56,9 +56,9 @@ def main() -> None:
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu, memory = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
     figures = re.findall(r"<figure.*?</figure>", page, re.DOTALL)
-    loss = next(figure for figure in figures if "<figcaption>Loss by tokens</figcaption>" in figure)
+    loss = next(figure for figure in figures if "<figcaption>Loss of training and validation</figcaption>" in figure)
     content = json.loads(re.search(r'<script type="application/json">(.*?)</script>', loss)[1])
-    values = content["series"][0]["y"]
+    values = content["data"][0]["y"]
     assert values.count(SPIKE) == 1, "the spike is one point of the chart"
     print(
         f"{steps:,} lines ({lines / 1e6:.0f} MB): {seconds:.1f} s, {cpu:.1f} s of CPU, {memory / 1e9:.2f} GB of memory"

@@ -1,6 +1,5 @@
 """The report shows what is in the files of a run: curves, times, verdicts, recipe, mixture, plan and dollars."""
 
-import json
 import re
 from pathlib import Path
 
@@ -8,18 +7,13 @@ import numpy as np
 import pytest
 
 from hlat.data.samples.order import Mixture, phase_weights
-from hlat.reporting import Machines, report_page, write_report
+from hlat.reporting import Machines, report_page, summary_markdown, write_report
 from hlat.reporting.run_record import active_seconds, read_run, wall_seconds
 from hlat.runtime.errors import DataError, HardwareError, PlanError, StorageError
-from tests.support.reporting import event, line, resolved_recipe, write_lines, write_run
+from tests.support.reporting import curves, event, figures, line, resolved_recipe, write_lines, write_run
 
 
-def chart(text: str, title: str) -> dict[str, dict[str, list[float]]]:
-    """Points of the curves of a chart, by name."""
-    figures = re.findall(r"<figure.*?</figure>", text, re.DOTALL)
-    (found,) = [figure for figure in figures if f"<figcaption>{title}</figcaption>" in figure]
-    content = json.loads(re.search(r'<script type="application/json">(.*?)</script>', found)[1])
-    return {series["name"]: series for series in content["series"]}
+LOSS = "Loss of training and validation"
 
 
 def cells(text: str, caption: str) -> list[list[str]]:
@@ -53,15 +47,16 @@ def run(tmp_path: Path) -> Path:
 
 def test_curves_are_the_logged_values(run):
     text = report_page([run])
-    loss = chart(text, "Loss by tokens")
-    assert loss["training"]["x"] == [10_000.0 * n for n in range(1, 11)]
+    loss = curves(text, LOSS)
+    assert figures(text)[LOSS]["axes"] == ["tokens", "step", "wall time, min"]
+    assert loss["training"]["places"][:2] == [[scale * n for n in range(1, 11)] for scale in (10_000.0, 10.0)]
     assert loss["training"]["y"] == pytest.approx([8.0 - n / 5 for n in range(1, 11)])
-    assert loss["validation"]["y"] == [7.5, 6.5] and loss["validation"]["x"] == [50_000.0, 100_000.0]
+    assert loss["validation"]["y"] == [7.5, 6.5] and loss["validation"]["places"][0] == [50_000.0, 100_000.0]
     assert loss["books"]["y"] == [7.25, 6.25]
-    assert chart(text, "Tasks: accuracy")["arc"]["y"] == [0.25, 0.5]
-    assert chart(text, "Peak memory")["peak memory"]["y"] == [3.0] * 10
-    assert chart(text, "MFU")["attention counted as causal"]["y"] == pytest.approx([40.0] * 10)
-    assert chart(text, "Time of a step by phase")["backward"]["y"] == pytest.approx([1.4] * 10)
+    assert curves(text, "Tasks: accuracy")["arc"]["y"] == [0.25, 0.5]
+    assert curves(text, "Peak memory")["peak memory"]["y"] == [3.0] * 10
+    assert curves(text, "MFU")["attention counted as causal"]["y"] == pytest.approx([40.0] * 10)
+    assert curves(text, "Time of a step by phase")["backward"]["y"] == pytest.approx([1.4] * 10)
 
 
 def test_wall_time_counts_the_time_between_attempts(run):
@@ -69,7 +64,7 @@ def test_wall_time_counts_the_time_between_attempts(run):
     record = read_run(run)
     assert wall_seconds(record).tolist() == [20, 40, 60, 80, 100, 160, 180, 200, 220, 240]
     assert active_seconds(record) == pytest.approx(131 + 110), "from each start to its last event"
-    assert chart(report_page([run]), "Loss by wall time")["training"]["x"] == pytest.approx(
+    assert curves(report_page([run]), LOSS)["training"]["places"][2] == pytest.approx(
         [n / 60 for n in wall_seconds(record)],
         rel=1e-5,  # six digits are written
     )
@@ -111,16 +106,25 @@ def test_wall_time_without_events_is_the_time_of_the_steps(tmp_path):
 
 def test_what_happened_is_listed(run):
     text = report_page([run])
-    assert ["80", "2026-03-01 12:03:20", "loss_spike", "skip", "20.5", "9", "high"] in cells(
-        text, "Anomalies and their verdicts"
-    )
-    happened = cells(text, "Starts, restarts and ends")
-    assert [row[0] for row in happened[1:]] == ["start", "incident", "resume", "end"]
-    assert "cause: SIGKILL" in happened[2][3]
+    happened = [row[2] for row in cells(text, "Saves and anomalies in a row are one line")]
+    assert happened[1:] == [
+        "Started on 4 × a device",
+        "Saved, written in 1.5 s",
+        "Rank 1: SIGKILL; restarted",
+        "Resumed from step 50 on 4 × a device, with a.b: 1 -&gt; 2",
+        "Loss spike, step skipped: loss 20.5; gradient norm 9; high",
+        "Ended: finished",
+    ]
+    events = cells(text, "Events")
+    assert [row[0] for row in events[1:4]] == ["start", "checkpoint", "incident"] and "cause: SIGKILL" in events[3][3]
+    assert "changes: a.b: 1 -&gt; 2" in events[5][3], "not as Python writes it"
     assert "Goodput: 80.0% productive" in text, "200 of 250 s: the last account of the command"
     assert ["a.b", "50", "1", "2"] in cells(text, "Changes of the recipe while resuming")
-    for kind in ("checkpoint (1)", "restart (1)", "anomaly (1)", "evaluation (2)"):
-        assert f"</svg> {kind}</li>" in text
+    names = [trace["name"] for trace in figures(text)[LOSS]["data"]]
+    assert names[-3:] == ["save (1)", "restart (1)", "anomaly (1)"]
+    attempts = {trace["name"]: trace for trace in figures(text)["Attempts"]["data"]}
+    assert attempts["running"]["y"] == ["attempt 1", "attempt 2"]
+    assert attempts["running"]["x"] == pytest.approx([131 / 60, 110 / 60], rel=1e-5)
     assert ["training.steps", "100"] in cells(text, "Resolved recipe")
 
 
@@ -162,15 +166,15 @@ def test_a_killed_run_is_readable_up_to_the_line_that_was_being_written(tmp_path
         with (run / name).open("a") as file:
             file.write('{"step": 30, "tok')
     text = report_page([run])
-    assert chart(text, "Loss by tokens")["training"]["x"] == [10_000.0, 20_000.0]
-    assert "killed: no process is training in its folder" in text
+    assert curves(text, LOSS)["training"]["places"][0] == [10_000.0, 20_000.0]
+    assert "<dd>killed<small>no process is training in its folder</small></dd>" in text
 
 
 def test_a_run_without_a_step_has_a_page_that_says_so(tmp_path):
     run = write_run(tmp_path / "run", [])
     (run / "metrics.jsonl").unlink()
     text = report_page([run])
-    assert "No step has been logged yet." in text and "<figure" not in text
+    assert "No step has been logged yet." in text and "<figure" not in text and len(text) < 100_000, "no Plotly"
 
 
 def test_several_runs_lie_over_each_other_with_the_diff_of_their_recipes(tmp_path):
@@ -179,18 +183,15 @@ def test_several_runs_lie_over_each_other_with_the_diff_of_their_recipes(tmp_pat
         recipe = resolved_recipe(f"run.name={name}", f"optimizer.lr={rate}")
         runs.append(write_run(tmp_path / name, [line(10), line(20)], [event("start", 0, step=0, recipe=recipe)]))
     text = report_page(runs)
-    assert list(chart(text, "Loss by tokens")) == ["one: training", "two: training"]
-    diff = cells(text, "Fields in which the recipes differ")
-    assert ["optimizer.lr", "0.001", "0.002"] in diff and {row[0] for row in diff} == {
-        "field",
-        "run.name",
-        "optimizer.lr",
-    }
+    assert list(curves(text, LOSS)) == ["one: training", "two: training"]
+    assert cells(text, "Fields in which the recipes differ")[1:] == [["optimizer.lr", "0.001", "0.002"]]
+    assert [row[0] for row in cells(text, "Runs; the least loss is marked")] == ["run", "one", "two"]
+    assert text.index("What differs") < text.index(LOSS)
 
 
 def test_metrics_that_no_chart_knows_have_charts_of_their_own(tmp_path):
     text = report_page([write_run(tmp_path / "run", [line(step, entropy=step / 7) for step in (10, 20, 30)])])
-    assert chart(text, "entropy")["entropy"]["y"] == pytest.approx([10 / 7, 20 / 7, 30 / 7], rel=1e-5)
+    assert curves(text, "entropy")["entropy"]["y"] == pytest.approx([10 / 7, 20 / 7, 30 / 7], rel=1e-5)
 
 
 def test_mistakes_are_named(tmp_path):
@@ -210,4 +211,52 @@ def test_a_long_run_is_a_small_page_with_its_spike(tmp_path):
     lines = [line(step) for step in range(1, 20_001)]
     lines[12_345]["loss"] = 55.0
     text = report_page([write_run(tmp_path / "run", lines)])
-    assert len(text) < 1_000_000 and np.max(chart(text, "Loss by tokens")["training"]["y"]) == 55.0
+    assert len(text) < 6_000_000 and np.max(curves(text, LOSS)["training"]["y"]) == 55.0
+
+
+def test_the_headline_has_the_last_numbers_and_leaves_out_what_is_unknown(run, tmp_path):
+    def headline(text):
+        return dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text))
+
+    found = headline(report_page([run], Machines("p5.48xlarge:1")))
+    assert found["State"] == "finished" and found["Model"].startswith("1M") and found["Loss"].startswith("6<")
+    assert found["Tokens"] == "100,000<small>step 100 of 100</small>"
+    assert found["Validation loss"] == "6.5<small>2.1 bits per byte</small>"
+    assert found["Time"] == "4.0 min<small>4 × a device</small>" and found["Goodput"] == "80%<small>1 restart</small>"
+    assert found["Cost"].startswith("$") and "per hour" in found["Cost"]
+    bare = report_page([write_run(tmp_path / "bare", [line(10)])])
+    assert not {"Cost", "Goodput", "Validation loss"} & set(headline(bare))
+    # Parts without contents have no heading either.
+    for absent in ("No task", "Samples of text", "Evaluation", "Checkpoints", "Plan and cost"):
+        assert absent not in re.sub(r"<script>.*?</script>", "", bare, flags=re.DOTALL), absent
+
+
+def test_a_paragraph_of_markdown_has_the_numbers_and_no_markup_of_the_run(run, tmp_path):
+    words = summary_markdown([run], Machines("p5.48xlarge:1"))
+    assert words.startswith("**books**: finished; 1M parameters, 100,000 tokens (step 100 of 100), loss 6, ")
+    for part in (
+        "validation loss 6.5 (2.1 bits per byte)",
+        "500 tok/s (MFU 40.0%)",
+        "goodput 80% (1 restart)",
+        "cost $",
+    ):
+        assert part in words
+    recipe = resolved_recipe()
+    recipe["run"]["name"] = "[x](http://a) <img> **b**\n# c"
+    other = write_run(tmp_path / "other", [line(10)], [event("start", 0, step=0, recipe=recipe)])
+    assert r"**\[x\](http://a) \<img\> \*\*b\*\* \# c**" in summary_markdown([run, other])
+
+
+def test_samples_of_a_prompt_stand_side_by_side_from_the_first_step_to_the_last(run):
+    samples = [{"step": step, "prompt": "Once", "text": f" upon {step}"} for step in range(10, 101, 10)]
+    write_lines(run / "samples.jsonl", samples)
+    assert re.findall(r"<pre[^>]*>\s*upon (\d+)</pre>", report_page([run])) == ["10", "50", "100"]
+
+
+def test_of_forty_sources_twelve_curves_are_drawn_and_all_can_be_chosen(tmp_path):
+    more = {f"val/s{n:02}/loss": 3.0 + n for n in range(40)}
+    text = report_page([write_run(tmp_path / "run", [line(10, **more), line(20, **more)])])
+    found = curves(text, LOSS)
+    drawn = [name for name, curve in found.items() if curve["visible"]]
+    assert len(found) == 41 and drawn == ["training", "s00", *(f"s{n}" for n in range(39, 29, -1))]
+    assert set(re.findall(r'data-name="(.*?)"', text)) >= set(drawn) and 'data-name="s05"' not in text

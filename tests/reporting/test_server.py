@@ -53,7 +53,7 @@ def test_only_loopback_names_are_answered(server):
 def test_a_run_that_cannot_be_read_any_more_is_a_page_that_says_why(server, tmp_path):
     (tmp_path / "run" / "metrics.jsonl").write_text("<script>\n{}\n")
     status, text, _ = ask(server, "/")
-    assert status == 500 and "line 1: &#x27;&lt;script&gt;&#x27; is not a JSON object" in text
+    assert status == 500 and "line 1: &#39;&lt;script&gt;&#39; is not a JSON object" in text
 
 
 def test_mistakes_are_reported_before_it_serves(server, tmp_path):

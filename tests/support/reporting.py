@@ -1,6 +1,7 @@
 """Folders of runs as ``hlat train`` writes them, with values that a test chooses, without training."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -45,3 +46,14 @@ def write_run(
 def write_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     """Write records as JSON lines."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+
+
+def figures(page: str) -> dict[str, dict[str, Any]]:
+    """What Plotly is given for each chart of a page, by title."""
+    found = re.findall(r"<figcaption>(.*?)</figcaption>.*?application/json\">(.*?)</script>", page, re.DOTALL)
+    return {title: json.loads(content) for title, content in found}
+
+
+def curves(page: str, title: str) -> dict[str, dict[str, Any]]:
+    """Curves of a chart by name: ``places`` on each horizontal axis, and ``y``."""
+    return {trace["name"]: trace for trace in figures(page)[title]["data"] if trace.get("smooth")}

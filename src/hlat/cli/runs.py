@@ -46,6 +46,9 @@ def report(
         bool, typer.Option("--serve", help="Show the page on http://127.0.0.1, refreshed while the run goes on.")
     ] = False,
     port: PortOption = 0,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print a paragraph with the main numbers of each run; write no page.")
+    ] = False,
     cluster: Annotated[
         str | None,
         typer.Option(metavar="INSTANCE:N", help="Machines of the run: shows its plan and dollars beside actual."),
@@ -54,15 +57,18 @@ def report(
     hardware: HardwareOption = None,
 ) -> None:
     """Write what happened in a run, finished or not, as one HTML page that needs no network."""
-    from hlat.reporting import Machines, ReportServer
+    from hlat.reporting import Machines, ReportServer, summary_markdown
 
     ready(works=True)
+    if sum((serve, markdown, to is not None)) > 1:
+        raise LaunchError("--serve and --markdown write no file: give one of --serve, --markdown and -o FILE.")
+    machines = None if cluster is None else Machines(cluster, price, None if hardware is None else str(hardware))
+    if markdown:
+        say(summary_markdown(runs, machines))
+        return
     if not serve:
         say(f"report: {hlat.report(runs, to, cluster=cluster, price=price, hardware=hardware)}")
         return
-    if to is not None:
-        raise LaunchError("--serve writes no file: give either --serve or -o FILE.")
-    machines = None if cluster is None else Machines(cluster, price, None if hardware is None else str(hardware))
     server = ReportServer(runs, machines, port)
     say(f"report: {server.url} (Ctrl-C ends)")
     server.serve()

@@ -13,7 +13,7 @@ and greatest points cannot.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
@@ -28,7 +28,7 @@ Trace = dict[str, Any]  # as Plotly takes it; ``places``, ``smooth`` and ``legen
 
 _DASHES = ("solid", "dash", "dot", "dashdot")  # so that colour is not the only difference
 _DASH_ARRAYS = {"solid": "", "dash": "5 2", "dot": "2 2", "dashdot": "5 2 2 2"}
-_MOST_DRAWN = 12  # curves that can be told apart; the legend has the others
+_MOST_DRAWN = 12  # curves that can be told apart; the reader chooses among the others
 _MOST_POINTS = 14_000  # of the curves of a chart
 _BUCKETS = 600  # of a curve: about one per two pixels of a large screen
 _TABLE_ROWS = 24  # of a curve, besides its least and greatest value
@@ -65,6 +65,7 @@ class Series:
     name: str
     x: Floats | Sequence[Floats]  # each ascends; several are in the order of the chart's axes
     y: Floats
+    style: tuple[int, int] | None = None  # numbers of colour and dashes; None for those of its place in the chart
 
     @property
     def places(self) -> Sequence[Floats]:
@@ -103,7 +104,7 @@ def line_chart(
     axes = [across] if isinstance(across, str) else list(across)
     buckets = min(_BUCKETS, max(60, _MOST_POINTS // (2 * len(series) or 1)))
     chosen = [(each, extremes(each.places[0], each.y, buckets)) for each in series]
-    drawn = [Series(each.name, [x[at] for x in each.places], each.y[at]) for each, at in chosen if len(at)]
+    drawn = [replace(each, x=[x[at] for x in each.places], y=each.y[at]) for each, at in chosen if len(at)]
     if not drawn:
         return Html()
     whole = [each for each, at in chosen if len(at)]
@@ -129,18 +130,19 @@ def line_chart(
 
 
 def _curve(points: Series, number: int) -> Trace:
-    dash = _DASHES[number // 4 % 4]
+    shade, dashes = points.style or (number, number // 4)
+    paint, dash = colour(shade), _DASHES[dashes % len(_DASHES)]
     return {
         "type": "scatter",
         "name": points.name,
         "places": [_short(x) for x in points.places],
         "y": _short(points.y),
         "mode": "lines+markers" if len(points.y) <= _SPARSE else "lines",
-        "line": {"color": colour(number), "width": 1.8, "dash": dash},
+        "line": {"color": paint, "width": 1.8, "dash": dash},
         "marker": {"size": 5},
         "visible": number < _MOST_DRAWN,
         "smooth": True,
-        "legend_colour": colour(number),
+        "legend_colour": paint,
         "legend_dashes": _DASH_ARRAYS[dash],
     }
 
@@ -162,7 +164,7 @@ def _mark_traces(marks: Sequence[Mark]) -> Iterator[Trace]:
     for row, kind in enumerate(dict.fromkeys(mark.kind for mark in marks)):
         found = [mark for mark in marks if mark.kind == kind]
         shown = found[:: -(-len(found) // _MAX_MARKS)]  # every n-th, rounded up, so that at most that many are drawn
-        shade, low = colour(9 + row), 0.03 + 0.05 * row
+        shade, low = colour(9 + row), 0.025 + 0.04 * row
         places = [list(column) for column in zip(*(mark.places for mark in shown), strict=True)]
         up, labels = [low] * len(shown), [mark.label for mark in shown]
         marker: dict[str, Any] = {"symbol": _SYMBOLS[row % len(_SYMBOLS)], "color": shade, "size": 9}
@@ -185,8 +187,7 @@ def _marker_trace(
 ) -> Trace:
     return {
         "type": "scatter", "name": name, "places": places, "y": up, "yaxis": "y2", "mode": "markers", "text": labels,
-        "hovertemplate": "%{text}<extra></extra>", "marker": marker, "visible": True, "legend_form": "mark",
-        "legend_colour": marker["color"],
+        "hovertemplate": "%{text}<extra></extra>", "marker": marker, "visible": True, "legend_colour": marker["color"],
     }  # fmt: skip
 
 
@@ -201,12 +202,12 @@ def _summary(title: str, drawn: Sequence[Series], across: str) -> str:
 
 def _table(title: str, drawn: Sequence[Series], across: str) -> Html:
     rows = []
-    count = _TABLE_ROWS if len(drawn) <= _MOST_DRAWN else 2
-    for each in drawn:
-        even = np.linspace(0, len(each.y) - 1, min(len(each.y), count)).round().astype(int)
+    for each in drawn[:_MOST_DRAWN]:
+        even = np.linspace(0, len(each.y) - 1, min(len(each.y), _TABLE_ROWS)).round().astype(int)
         chosen = np.unique(np.concatenate([even, [int(each.y.argmin()), int(each.y.argmax())]]))
         rows += [(each.name, _value(each.places[0][place]), _value(each.y[place])) for place in chosen]
-    return table(("series", across, "value"), rows, caption=title)
+    more = len(drawn) - _MOST_DRAWN
+    return table(("series", across, "value"), rows, caption=f"{title}; CSV has {more:,} more" if more > 0 else title)
 
 
 def _value(number: np.float64) -> str:
@@ -290,7 +291,6 @@ def _group_traces(name: str, dots: Sequence[Dot], number: int) -> Iterator[Trace
             "size": [18 if dot.mark else 10 for dot in own],
             "symbol": ["star" if dot.mark else "circle" if dot.best else "circle-open" for dot in own],
         },
-        "legend_form": "mark",
         "legend_colour": shade,
     }
 
@@ -299,7 +299,7 @@ def _lines(text: str) -> str:
     return text.replace("\n", "<br>")
 
 
-_BAR, _AXES = 44, 56  # pixels of a bar, and of what is above and below it
+_BAR, _AXES = 44, 72  # pixels of a bar, and of what is above and below it
 
 
 def bar_chart(
@@ -330,7 +330,7 @@ def bar_chart(
         traces.append(
             {"type": "bar", "orientation": "h", "name": legend, "y": names, "x": [size / scale for size in sizes],
              "text": [f"{kind}: {form(size)}" for size in sizes], "textposition": "none",
-             "hovertemplate": "%{text}<extra></extra>", "marker": {"color": colour(number)}, "legend_form": "mark",
+             "hovertemplate": "%{text}<extra></extra>", "marker": {"color": colour(number)},
              "legend_colour": colour(number)}
         )  # fmt: skip
     if spread:
@@ -396,7 +396,7 @@ def timeline_chart(title: str, spans: Sequence[Span], across: str, *, kinds: Seq
             {"type": "bar", "orientation": "h", "name": kind, "base": _short(np.array([s.start for s in found])),
              "x": _short(np.array([s.stop - s.start for s in found])), "y": [s.row for s in found],
              "text": [s.label for s in found], "textposition": "none", "hovertemplate": "%{text}<extra></extra>",
-             "marker": {"color": colour(number), "line": {"width": 0}}, "legend_form": "mark",
+             "marker": {"color": colour(number), "line": {"width": 0}},
              "legend_colour": colour(number)}
         )  # fmt: skip
     layout = {

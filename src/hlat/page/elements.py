@@ -134,7 +134,8 @@ def figure(title: str, summary: str, content: dict[str, Any], height: int, value
         height: of the plot, in CSS pixels, so that nothing moves when it is drawn.
         values: the same as a table.
     """
-    legend = [trace for trace in content["data"] if trace.get("showlegend", True)]
+    # Curves that are hidden at first are chosen from a list, which the script makes.
+    legend = [trace for trace in content["data"] if trace.get("showlegend", True) and trace.get("visible", True)]
     return _element("figure", title, summary, Html(embedded_json(content)), height, legend, values)
 
 

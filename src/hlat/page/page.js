@@ -21,6 +21,13 @@
     });
   };
 
+  // Plotly reads a few tags in texts, such as links: names of runs and metrics are none.
+  const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+  const plain = (given, fields) => Object.fromEntries(fields.filter((field) => field in given).map((field) => [field,
+    Array.isArray(given[field]) ? given[field].map((each) => typeof each === "string" ? escaped(each) : each)
+      : escaped(given[field])]));
+  const titled = (axis, text) => ({ ...axis, title: { standoff: 8, text: escaped(text || "") } });
+
   class Chart {
     constructor(figure) {
       this.figure = figure;
@@ -33,6 +40,7 @@
       const log = this.tool("log");
       log.hidden = !this.axes.length;
       log.setAttribute("aria-pressed", this.log);
+      this.offerMore();
     }
 
     tool(name) { return this.figure.querySelector(`[data-do=${name}]`); }
@@ -41,7 +49,7 @@
 
     traces() {
       return this.content.data.flatMap((given) => {
-        const trace = { ...given, visible: !this.hidden.has(given.name) };
+        const trace = { ...given, visible: !this.hidden.has(given.name), ...plain(given, ["name", "text", "x", "y"]) };
         if (given.places) trace.x = given.places[Math.min(this.axis, given.places.length - 1)];
         if (!given.smooth) return [trace];
         trace.hovertemplate = "%{y:.5~g}<extra>%{fullData.name}</extra>";
@@ -56,7 +64,7 @@
       const line = getComputedStyle(this.figure).borderTopColor, given = this.content.layout;
       const axis = (one) => ({
         gridcolor: line, linecolor: line, zerolinecolor: line, automargin: true, exponentformat: "B",
-        ...one, title: { standoff: 8, ...(one || {}).title },
+        ...titled(one, (one.title || {}).text),
       });
       const layout = {
         font: { family: style.fontFamily, size: 12, color: soft }, paper_bgcolor: "transparent",
@@ -69,7 +77,7 @@
         // Another axis has another range; a change of colours or smoothing keeps what the reader has zoomed to.
         Object.assign(layout.xaxis, { uirevision: this.axes[this.axis], showspikes: true, spikemode: "across",
           spikesnap: "cursor", spikethickness: 1, spikedash: "solid", spikecolor: soft,
-          title: { ...layout.xaxis.title, text: this.axes[this.axis] } });
+          title: titled({}, this.axes[this.axis]).title });
         Object.assign(layout.yaxis, { type: this.log ? "log" : "linear", uirevision: this.log });
       }
       return layout;
@@ -81,7 +89,11 @@
     }
 
     appear() {
-      if (this.drawn) return;
+      if (this.drawn) {
+        // Its part may have been folded while the window changed its size.
+        if (this.plot.offsetParent) Plotly.Plots.resize(this.plot);
+        return;
+      }
       this.drawn = true;
       this.draw();
       this.plot.on("plotly_hover", (event) => {
@@ -145,6 +157,25 @@
       this.log = !this.log;
       this.tool("log").setAttribute("aria-pressed", this.log);
       this.draw();
+    }
+
+    // Curves beyond those that can be told apart: a list, from which the reader takes them into the legend.
+    offerMore() {
+      const more = this.content.data.filter((trace) => this.hidden.has(trace.name));
+      if (!more.length) return;
+      const legend = this.figure.querySelector(".legend"), choice = make("select", {},
+        make("option", { value: "" }, `${more.length} more`), ...more.map((trace) => make("option", {}, trace.name)));
+      choice.setAttribute("aria-label", `Show another curve of ${this.title}`);
+      choice.addEventListener("change", () => {
+        const name = choice.value, item = legend.querySelector("li").cloneNode(true), button = item.firstElementChild;
+        button.dataset.name = name;
+        button.lastChild.textContent = name;
+        button.querySelector("path").setAttribute("stroke", more.find((trace) => trace.name === name).legend_colour);
+        choice.selectedOptions[0].remove();
+        legend.insertBefore(item, choice.parentElement);
+        this.toggle(name);
+      });
+      legend.append(make("li", {}, choice));
     }
 
     toggle(name, alone) {
@@ -211,13 +242,14 @@
     fit() { if (this.drawn) { this.draw(); Plotly.Plots.resize(this.plot); } }
   }
 
-  // Plotly reads a few tags in titles.
-  const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
-
   const charts = all("figure").map((figure) => new Chart(figure));
   const redraw = () => charts.forEach((chart) => chart.draw());
   const watcher = new IntersectionObserver((entries) => entries.filter((entry) => entry.isIntersecting)
     .forEach((entry) => charts.find((chart) => chart.plot === entry.target).appear()), { rootMargin: "400px" });
+  const print = (isBegin) => {
+    document.body.classList.toggle("printing", isBegin); // shows the parts behind other tabs
+    charts.forEach((chart) => chart.appear());
+  };
   for (const chart of charts) {
     watcher.observe(chart.plot);
     chart.plot.addEventListener("keydown", (event) => chart.key(event));
@@ -230,7 +262,8 @@
       else if (button.dataset.name !== undefined) chart.toggle(button.dataset.name, event.detail > 1 || event.shiftKey);
     });
   }
-  addEventListener("beforeprint", () => charts.forEach((chart) => chart.appear()));
+  addEventListener("beforeprint", () => print(true));
+  addEventListener("afterprint", () => print(false));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 
   // One bar of settings for all charts.

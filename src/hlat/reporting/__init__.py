@@ -2,6 +2,7 @@
 
     run folders --read_run--> RunRecord --write_report--> one file without references to others
                                         --ReportServer--> the same page on this machine's loopback address
+                                        --summary_markdown--> a paragraph for a pull request or a chat
     run folder  --read_overview-> RunOverview: recipe, attempts, curve, last numbers, checkpoints; compare_runs: several
     folder      --list_runs-> a line per run: state, step, loss, speed
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from hlat.reporting.planned_and_actual import *
     from hlat.reporting.report import *
     from hlat.reporting.run_status import *
+    from hlat.reporting.summary import *
 
 __getattr__ = lazily(
     __name__,
@@ -28,5 +30,6 @@ __getattr__ = lazily(
         "planned_and_actual": "Machines",
         "report": "ReportServer report_page write_report",
         "run_status": "RunSummary list_runs",
+        "summary": "summary_markdown",
     },
 )

@@ -257,20 +257,16 @@ class RunComparison:
 def compare_runs(folders: Sequence[Path]) -> RunComparison:
     """Read and compare runs; DataError if a folder is not that of a run, StorageError if a file is unreadable."""
     runs = tuple(read_overview(folder) for folder in folders)
-    recipe = differing_settings([run.settings for run in runs])
-    return RunComparison(
-        runs,
-        {field: values for field, values in recipe.items() if field not in _OWN_FIELDS},
-        _compare_losses([run.loss for run in runs]),
-    )
+    differing = differing_settings([run.settings for run in runs])
+    return RunComparison(runs, differing, _compare_losses([run.loss for run in runs]))
 
 
 def differing_settings(recipes: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
-    """Find the fields in which recipes differ: the value in each, by dotted path; None where a recipe lacks it."""
+    """Find the fields in which recipes differ, besides name and folder: the value in each, None where it is missing."""
     flat = [flat_settings(settings) for settings in recipes]
     fields = dict.fromkeys(field for settings in flat for field in settings)
     values = {field: [settings.get(field) for settings in flat] for field in fields}
-    return {field: found for field, found in values.items() if len(set(found)) > 1}
+    return {field: found for field, found in values.items() if len(set(found)) > 1 and field not in _OWN_FIELDS}
 
 
 def _compare_losses(curves: Sequence[Curve]) -> list[LossesAt]:

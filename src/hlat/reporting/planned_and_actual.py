@@ -18,7 +18,7 @@ import numpy as np
 from hlat.config import Recipe
 from hlat.data import Mixture, is_weighted, phase_weights, read_data_manifest
 from hlat.hardware import Cluster, load_catalog, parse_cluster
-from hlat.page import Html, bar_chart, duration, format_value, grid, paragraph, section, table
+from hlat.page import Html, bar_chart, duration, format_value, joined, paragraph, table
 from hlat.planner import (
     LayoutPrediction,
     PlanQuestion,
@@ -52,24 +52,23 @@ class Machines:
 
 
 def plan_section(run: RunRecord, machines: Machines | None) -> Html:
-    """Show what the plan predicts for the run's layout beside what was measured; HardwareError, PlanError."""
-    contents = []
-    predicted, price = None, None
+    """Show what the plan predicts for the run's layout beside what was measured; empty without ``machines``.
+
+    Raises:
+        HardwareError, PlanError: as ``Machines.resolve``.
+    """
     if machines is None:
-        contents.append(paragraph("Name the machines with --cluster INSTANCE:N to see the plan and dollars beside."))
-    else:
-        cluster, priced = machines.resolve()
-        price = None if priced is None else priced[1]
-        words = "no price is known" if priced is None else f"{usd_text(priced[1], 4)} per hour, {priced[0]}"
-        contents.append(paragraph(f"Machines: {cluster.name}, {words}."))
-        try:
-            predicted = _predict_run(run, machines)
-        except HlatError as error:
-            # What was measured is shown nevertheless.
-            contents.append(paragraph(f"The plan cannot be made: {error}"))
-    rows = _plan_rows(run, predicted, price)
-    contents.append(table(("quantity", "plan", "actual"), rows, caption="Plan beside actual"))
-    return section("Plan beside actual, and cost", contents, level=3)
+        return Html()
+    cluster, priced = machines.resolve()
+    words = "no price is known" if priced is None else f"{usd_text(priced[1], 4)} per hour, {priced[0]}"
+    contents, predicted = [paragraph(f"Machines: {cluster.name}, {words}.")], None
+    try:
+        predicted = _predict_run(run, machines)
+    except HlatError as error:
+        # What was measured is shown nevertheless.
+        contents.append(paragraph(f"The plan cannot be made: {error}"))
+    rows = _plan_rows(run, predicted, None if priced is None else priced[1])
+    return joined([*contents, table(("quantity", "plan", "actual"), rows, caption="Plan beside actual")])
 
 
 def _predict_run(run: RunRecord, machines: Machines) -> LayoutPrediction | None:
@@ -118,7 +117,7 @@ def _plan_rows(run: RunRecord, plan: LayoutPrediction | None, price: float | Non
     actual: list[tuple[str, float | None, Callable[[float], str]]] = [
         ("time of a step", progress.step_seconds, duration),
         ("tokens per second", progress.rate, format_value),
-        ("MFU", _median(run, "mfu"), "{:.1%}".format),
+        ("MFU", median(run, "mfu"), "{:.1%}".format),
         ("peak memory of a device", _divided(run.last("memory_bytes"), _GIB), "{:.2f} GiB".format),
         ("time so far", elapsed, duration),
         ("time to the end", left, duration),
@@ -153,7 +152,7 @@ class Progress:
 
 def measure_progress(run: RunRecord) -> Progress:
     """Measure the pace of a run, and extrapolate it to the end."""
-    rate, recipe, tokens = _median(run, "tokens_per_second"), run.recipe, run.last("tokens")
+    rate, recipe, tokens = median(run, "tokens_per_second"), run.recipe, run.last("tokens")
     elapsed = active_seconds(run)
     if recipe is None:
         return Progress(rate, None, elapsed, None)
@@ -164,20 +163,21 @@ def measure_progress(run: RunRecord) -> Progress:
     return Progress(rate, recipe.tokens_per_step / rate if rate else None, elapsed, left)
 
 
-def _median(run: RunRecord, name: str) -> float | None:
+def median(run: RunRecord, name: str) -> float | None:
+    """Return the median of the finite values of a metric; None without one."""
     values = run.metrics[name][1] if name in run.metrics else np.empty(0)
     finite = values[np.isfinite(values)]
     return float(np.median(finite)) if len(finite) else None
 
 
 def mixture_section(run: RunRecord) -> Html:
-    """Show sources with the share asked for and the tokens delivered."""
-    return section("Data mixture", _mixture_contents(run), level=3)
+    """Show sources with the share asked for and the tokens delivered; empty if nothing is known of them."""
+    return joined(_mixture_contents(run))
 
 
 def _mixture_contents(run: RunRecord) -> list[Html]:
     if run.recipe is None:
-        return [paragraph("The recipe is unknown, and with it the data.")]
+        return []
     samples = int(run.last("samples") or 0)
     if is_weighted(run.recipe.data):
         try:
@@ -252,4 +252,4 @@ def _largest_sources(sizes: Sequence[tuple[str, int]]) -> list[tuple[str, float]
 
 
 def _token_bars(title: str, tokens: dict[str, float]) -> Html:
-    return grid([bar_chart(title, tokens, lambda size: f"{size:,.0f} tokens", unit="million tokens", scale=1e6)])
+    return bar_chart(title, {"": tokens}, lambda size: f"{size:,.0f} tokens", unit="million tokens", scale=1e6)

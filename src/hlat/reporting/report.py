@@ -1,7 +1,7 @@
 """The page of one run or of several: put together from top to bottom, written as one file, or served while runs train.
 
-    run folders -> RunRecord each -> summary, loss, training, then each run's history --report_page--> one HTML page
-                                                                                      --write_report--> report.html
+    run folders -> RunRecord each -> headline, loss, what happened, time, then the rest in tabs --report_page--> HTML
+                                                                                                --write_report--> a file
     ReportServer   GET /         -> the page; its script asks for /version every few seconds, and loads a new page again
                    GET /version  -> version of the files: sizes and times of metrics, events and samples
 
@@ -19,19 +19,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from hlat.page import Html, format_value, page, paragraph, section, table
+from hlat.page import Html, page, paragraph, section, tabs
+from hlat.reporting.curves import RunCharts
 from hlat.reporting.planned_and_actual import Machines, mixture_section, plan_section
 from hlat.reporting.report_sections import (
     checkpoints_section,
     incidents_section,
-    loss_section,
     recipe_diff_section,
     recipe_section,
     samples_section,
     time_section,
-    training_section,
 )
-from hlat.reporting.run_record import RunRecord, read_run, shown
+from hlat.reporting.run_record import RunRecord, read_run
+from hlat.reporting.summary import headline_section
 from hlat.runtime.errors import DataError, HlatError, LaunchError, StorageError
 from hlat.runtime.storage.local_files import write_atomic
 from hlat.runtime.storage.run_folder import LOCK_NAME
@@ -54,27 +54,49 @@ def report_page(folders: Sequence[Path], machines: Machines | None = None, *, ve
     if not folders:
         raise DataError("hlat report: name at least one folder of a run.")
     runs = _distinct([read_run(folder) for folder in folders])
-    title = f"{runs[0].name}: report" if len(runs) == 1 else f"{', '.join(run.name for run in runs)}: comparison"
+    several = len(runs) > 1
+    title = f"{', '.join(run.name for run in runs[:_MOST_NAMES])}: comparison" if several else runs[0].name
+    charts = RunCharts(runs)
     contents = [
-        paragraph(f"Made {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."),
-        _summary(runs),
-        *(paragraph(f"{run.name}: {note}" if len(runs) > 1 else note) for run in runs for note in run.notes),
+        headline_section(runs, machines),
+        *(paragraph(f"{run.name}: {note}" if several else note) for run in runs for note in run.notes),
         recipe_diff_section(runs),
-        loss_section(runs),
-        training_section(runs),
+        section("Loss", [charts.loss()]),
     ]
-    for run in runs:
-        history = [
-            time_section(run),
-            plan_section(run, machines),
-            incidents_section(run),
-            checkpoints_section(run),
-            mixture_section(run),
-            samples_section(run),
-            recipe_section(run),
-        ]
-        contents.append(section("Run" if len(runs) == 1 else f"Run {run.name}", history))
-    return page(title, contents, version=version)
+    more = [
+        ("Evaluation", charts.evaluation()),
+        ("Optimization", charts.optimization()),
+        ("Speed and memory", charts.speed()),
+        ("Other metrics", charts.others()),
+    ]
+    if several:
+        contents.append(section("Curves", [tabs(more)]))
+        contents += [section(run.name, [tabs([*_history(run), *_more(run, machines)])]) for run in runs]
+    else:
+        contents += [section(name, [found]) for name, found in _history(runs[0])]
+        contents.append(section("More", [tabs([*more, *_more(runs[0], machines)])]))
+    made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    return page(title, [*contents, paragraph(f"Made {made} by hlat.")], version=version)
+
+
+_MOST_NAMES = 4  # in a title
+
+
+def _history(run: RunRecord) -> list[tuple[str, Html]]:
+    return [
+        ("What happened", incidents_section(run)),
+        ("Where the time went", time_section(run)),
+        ("Samples of text", samples_section(run)),
+    ]
+
+
+def _more(run: RunRecord, machines: Machines | None) -> list[tuple[str, Html]]:
+    return [
+        ("Plan and cost", plan_section(run, machines)),
+        ("Data", mixture_section(run)),
+        ("Checkpoints", checkpoints_section(run)),
+        ("Recipe", recipe_section(run)),
+    ]
 
 
 def write_report(folders: Sequence[Path], to: Path | None = None, machines: Machines | None = None) -> Path:
@@ -100,29 +122,6 @@ def _distinct(runs: list[RunRecord]) -> list[RunRecord]:
         return runs
     # Folders tell runs of one name apart.
     return [read_run(run.folder, str(run.folder)) for run in runs]
-
-
-def _summary(runs: Sequence[RunRecord]) -> Html:
-    rows = []
-    for run in runs:
-        total = shown(run.recipe, lambda recipe: f" of {recipe.total_steps:,}")
-        state = f"{run.status.state}: {run.status.reason}" if run.status.reason else run.status.state
-        begun = next((event for event in run.events if event.kind == "start"), None)
-        rows.append(
-            (
-                run.name,
-                state,
-                f"{run.step:,}{total}",
-                *(shown(run.last(name), format_value) for name in ("tokens", "loss", "val_loss", "tokens_per_second")),
-                shown(None if begun is None else begun.number("parameters"), format_value),
-                *("" if begun is None else begun.words(name) for name in ("device", "processes")),
-            )
-        )
-    names = (
-        *("run", "state", "step", "tokens", "loss", "validation loss", "tokens/s"),
-        *("parameters", "device", "processes"),
-    )
-    return table(names, rows, caption="Runs" if len(runs) > 1 else "Run")
 
 
 _LOG = logging.getLogger("hlat")

@@ -170,18 +170,23 @@ def wall_seconds(run: RunRecord) -> Floats:
     return np.maximum.accumulate(wall)
 
 
-def active_seconds(run: RunRecord) -> float:
-    """Seconds that processes of the run were running: from each start to its last event or logged step."""
+def attempt_spans(run: RunRecord) -> list[tuple[float, float]]:
+    """Return begin and end of each attempt, in seconds since 1970: from its start to its last event or logged step."""
     starts = [index for index, event in enumerate(run.events) if event.begins]
-    # Without events, only the logged steps are known.
-    if not starts:
-        return float(sum(np.nansum(values) for _, values in step_seconds(run).values()))
-    wall, total = wall_seconds(run), 0.0
+    wall, spans = wall_seconds(run), []
     for start, stop in pairwise([*starts, len(run.events)]):
         begin, last = run.events[start].time, run.events[stop - 1].time
         # The lines of an attempt end where the next one began; a killed process leaves lines and no event after them.
         until = (run.events[stop].step or 0) if stop < len(run.events) else np.inf
         lines = int(np.searchsorted(run.metrics["step"][0], until, side="right")) if len(wall) else 0
         logged = run.events[starts[0]].time + wall[lines - 1] if lines else begin
-        total += max(0.0, last - begin, logged - begin)
-    return total
+        spans.append((begin, float(max(begin, last, logged))))
+    return spans
+
+
+def active_seconds(run: RunRecord) -> float:
+    """Seconds that processes of the run were running."""
+    # Without events, only the logged steps are known.
+    if not any(event.begins for event in run.events):
+        return float(sum(np.nansum(values) for _, values in step_seconds(run).values()))
+    return sum(end - begin for begin, end in attempt_spans(run))
