@@ -342,7 +342,9 @@ def grid_page(planned: PlanGrid) -> Html:
     """Make the complete page: a heat map of the best layouts, and what the lines have too."""
     rows, instance = planned.rows, planned.cells[0].request.cluster.instance
     predicted = list(_predictions(planned))
-    said = iter(["\n".join(f"{head}: {text}" for head, text in zip(_HEADS, row, strict=True)) for row in predicted])
+    said = iter(
+        ["\n".join(f"{head}: {text}" for head, text in zip(_HEADS, row, strict=True) if text) for row in predicted]
+    )
     chart = heat_map(
         "Best layouts: degrees, MFU and days",
         _degrees(planned)[0][1:],
