@@ -148,11 +148,10 @@ def _layouts(plan: TrainingPlan) -> Html:
     for planned in (plan.chosen, *plan.alternatives):
         said = layout_json(plan.request, planned)
         marks = (id(planned) in front, len(plan.ranked) > 1 and plan.may_be_fastest(planned))
-        rows.append(
-            [*(cell(planned, said) for cell in OF_THE_PAGE.values()), *("yes" if mark else "" for mark in marks)]
-        )
-    heads = (*OF_THE_PAGE, "frontier", "may be fastest")
-    return table(heads, rows, caption="Layouts as --layout takes them, the choice first", marked=0)
+        cells = [cell(planned, said) for cell in OF_THE_PAGE.values()]
+        rows.append([_name(planned), *cells, *("yes" if mark else "" for mark in marks)])
+    heads = ("layout", *OF_THE_PAGE, "frontier", "may be fastest")
+    return table(heads, rows, caption="As --layout takes them, the choice first; 4 of 5: days of 4 of 5 runs", marked=0)
 
 
 _FARTHEST = 1.5  # times the fastest layout of the slowest cluster: where the first view ends
@@ -257,7 +256,8 @@ def _passes(plan: TrainingPlan) -> Html:
         for one in passes[:first]
     ]
     part = f", the first {first} of each rank" if len(spans) == first * len(steps.ranks) else ""
-    return timeline_chart(f"Passes of a step{part}", spans, "seconds", kinds=list(_PASS_NAMES.values()))
+    kinds = [name for name in _PASS_NAMES.values() if name in {span.kind for span in spans}]
+    return timeline_chart(f"Passes of a step{part}", spans, "seconds", kinds=kinds)
 
 
 _PASS_NAMES = {
