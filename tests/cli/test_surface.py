@@ -39,7 +39,7 @@ SURFACE = {
     "show": {"run", "--json", "--verbose"},
     "compare": {"runs", "--json", "--verbose"},
     "compile": {"recipe", "overrides", "--nproc", "--device", "--to", "--unpack"},
-    "report": {"runs", "--to", "--serve", "--port", "--cluster", "--price", "--hardware"},
+    "report": {"runs", "--to", "--serve", "--port", "--markdown", "--cluster", "--price", "--hardware"},
     "runs": {"folder", "--json"},
     "rehearse": {
         *("recipe", "overrides", "--world", "--rank", "--json"),

@@ -24,7 +24,7 @@ _OBSERVE = """
         width: document.documentElement.scrollWidth, room: innerWidth,
         charts: figures.map((figure) => ({
             title: figure.querySelector("figcaption").textContent,
-            shapes: figure.querySelectorAll(".plot path.js-line, .plot path.point, .plot .points path, .plot .bars path").length,
+            shapes: figure.querySelectorAll(".plot path.js-line, .plot .points path, .plot .bars path").length,
             table: figure.querySelectorAll("tbody tr").length,
             box: figure.querySelector(".plot .main-svg").getBoundingClientRect().width,
         })),

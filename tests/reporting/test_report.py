@@ -12,7 +12,6 @@ from hlat.reporting.run_record import active_seconds, read_run, wall_seconds
 from hlat.runtime.errors import DataError, HardwareError, PlanError, StorageError
 from tests.support.reporting import curves, event, figures, line, resolved_recipe, write_lines, write_run
 
-
 LOSS = "Loss of training and validation"
 
 

@@ -38,7 +38,7 @@ def test_the_page_is_made_anew_when_the_run_has_gone_on(server, tmp_path):
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(line(30)) + "\n")
     assert ask(server, "/version")[1] != version
-    assert '"x":[10000.0,20000.0,30000.0]' in ask(server, "/")[1]
+    assert '"places":[[10000.0,20000.0,30000.0]' in ask(server, "/")[1]
 
 
 def test_only_loopback_names_are_answered(server):

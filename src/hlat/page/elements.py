@@ -63,7 +63,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:.3g} s" if size == 1 else f"{seconds / size:.1f} {name}"
 
 
-def _visible(value: object) -> object:
+def _visible(value: object) -> str:
     # Control and bidirectional characters of a text would be invisible, or turn what follows around.
     return value if isinstance(value, Html) else escape_controls(str(value))
 
@@ -141,7 +141,7 @@ def figure(title: str, summary: str, content: dict[str, Any], height: int, value
 
 def joined(parts: Iterable[Html]) -> Html:
     """Put parts one below the other."""
-    return Html("\n").join(filter(None, parts))
+    return Html("\n").join(_visible(part) for part in parts if part)
 
 
 def _element(name: str, *arguments: object) -> Html:
@@ -168,7 +168,7 @@ def page(title: str, contents: Iterable[Html], *, version: str | None = None) ->
     if "<figure" in body:
         from plotly.offline import get_plotlyjs  # noqa: PLC0415 - many pages have no chart
 
-        scripts.insert(0, get_plotlyjs())
+        scripts.append(get_plotlyjs())
     # The browser runs these scripts only: text that gets through the escaping cannot run.
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     policy = "; ".join(

@@ -98,14 +98,16 @@
       this.draw();
       this.plot.on("plotly_hover", (event) => {
         // One that another chart has caused is not passed on.
-        if (event.event instanceof MouseEvent && this.axes.length) this.link(event.xvals ? event.xvals[0] : event.points[0].x);
+        if (!(event.event instanceof MouseEvent) || !this.axes.length) return;
+        this.link(event.xvals ? event.xvals[0] : event.points[0].x);
       });
       this.plot.on("plotly_unhover", () => this.others().forEach((chart) => Plotly.Fx.unhover(chart.plot)));
     }
 
     others() {
       const here = this.axes[this.axis];
-      return charts.filter((chart) => chart !== this && chart.drawn && chart.axes[chart.axis] === here && chart.plot.offsetParent);
+      const isLinked = (chart) => chart.drawn && chart.axes[chart.axis] === here && chart.plot.offsetParent;
+      return charts.filter((chart) => chart !== this && isLinked(chart));
     }
 
     link(x) { this.others().forEach((chart) => Plotly.Fx.hover(chart.plot, { xval: x }, "xy")); }
@@ -146,11 +148,11 @@
       does();
     }
 
-    reset() { Plotly.relayout(this.plot, { "xaxis.autorange": true, ...this.upRange() }); }
-
-    upRange() {
-      const reversed = (this.content.layout.yaxis || {}).autorange === "reversed";
-      return reversed ? {} : { "yaxis.autorange": true };
+    reset() {
+      const back = (name, axis = {}) => axis.range ? { [`${name}.range`]: axis.range }
+        : { [`${name}.autorange`]: axis.autorange ?? true };
+      const { xaxis, yaxis } = this.content.layout;
+      Plotly.relayout(this.plot, { ...back("xaxis", xaxis), ...back("yaxis", yaxis) });
     }
 
     toggleLog() {
@@ -197,8 +199,9 @@
 
     png() {
       const style = getComputedStyle(document.body), layout = this.layout();
-      Plotly.downloadImage({ data: this.traces(), layout: { ...layout, showlegend: true, title: { text: escaped(this.title) },
-        paper_bgcolor: style.backgroundColor, margin: { l: 70, r: 30, t: 60, b: 60 } } },
+      const more = { showlegend: true, title: { text: escaped(this.title) }, paper_bgcolor: style.backgroundColor,
+        margin: { l: 70, r: 30, t: 60, b: 60 } };
+      Plotly.downloadImage({ data: this.traces(), layout: { ...layout, ...more } },
       { format: "png", width: 1200, height: 640, scale: 2, filename: this.file });
     }
 
@@ -251,7 +254,6 @@
     charts.forEach((chart) => chart.appear());
   };
   for (const chart of charts) {
-    watcher.observe(chart.plot);
     chart.plot.addEventListener("keydown", (event) => chart.key(event));
     chart.figure.addEventListener("click", (event) => {
       const button = event.target.closest("button");
@@ -262,6 +264,8 @@
       else if (button.dataset.name !== undefined) chart.toggle(button.dataset.name, event.detail > 1 || event.shiftKey);
     });
   }
+  // Plotly comes after this script: what is in the page from the start must not wait for it.
+  addEventListener("DOMContentLoaded", () => charts.forEach((chart) => watcher.observe(chart.plot)));
   addEventListener("beforeprint", () => print(true));
   addEventListener("afterprint", () => print(false));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
@@ -292,7 +296,9 @@
     button.textContent = `Colours: ${name}`;
     redraw();
   };
-  button.addEventListener("click", () => setTheme(themes[(themes.indexOf(document.documentElement.dataset.theme) + 1) % 3]));
+  button.addEventListener("click", () => {
+    setTheme(themes[(themes.indexOf(document.documentElement.dataset.theme) + 1) % themes.length]);
+  });
   setTheme("system");
   bar.append(button);
   const nav = document.querySelector("nav");
@@ -333,7 +339,8 @@
     show(0);
   }
 
-  const units = { s: 1, min: 60, h: 3600, days: 86400, k: 1e3, M: 1e6, B: 1e9, T: 1e12, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12 };
+  const units = { s: 1, min: 60, h: 3600, days: 86400, k: 1e3, M: 1e6, B: 1e9, T: 1e12, kB: 1e3, MB: 1e6, GB: 1e9,
+    TB: 1e12 };
   const worth = (text) => {
     const found = text.replace(/[,$~<]/g, "").match(/^\s*(-?[\d.]+(?:e[-+]?\d+)?)\s*([A-Za-z]*)/);
     return found ? Number(found[1]) * (units[found[2]] || 1) : NaN;
