@@ -315,14 +315,11 @@ _DEGREES = "Degrees of the best layout: tensor x pipeline x data, by number of c
 _REASONS = "What decides: the best layout with another setting, by how much its step is longer"
 
 
-_WORDS = (
-    "memory: none fits; batch: a step has too few sequences for it; dp only: neither tensor nor pipeline nor context "
-    "parallelism"
-)
-
-
-def _tells_apart() -> str:
-    return f"Below {undecided_ratio() - 1:.0%}, the model often names the wrong one."
+def _meaning(of_empty: str = "") -> str:
+    return (
+        "memory: none fits; batch: a step has too few sequences for it; dp only: neither tensor nor pipeline nor "
+        f"context parallelism{of_empty}. Below {undecided_ratio() - 1:.0%}, the model often names the wrong one."
+    )
 
 
 def grid_lines(planned: PlanGrid, columns: int) -> Iterator[str]:
@@ -334,17 +331,13 @@ def grid_lines(planned: PlanGrid, columns: int) -> Iterator[str]:
     yield from ("", *filter(str.strip, table_lines([_HEADS, *_predictions(planned)], columns)))
     reasons = _reasons(planned)
     if len(reasons) > 1:
-        meaning = f"{_WORDS}; empty: the layout has this setting itself. {_tells_apart()}"
+        meaning = _meaning("; empty: the layout has this setting itself")
         yield from ("", *wrapped(_REASONS, columns), *table_lines(reasons, columns), *wrapped(meaning, columns, 2))
 
 
 def grid_page(planned: PlanGrid) -> Html:
     """Make the complete page: a heat map of the best layouts, and what the lines have too."""
     rows, instance = planned.rows, planned.cells[0].request.cluster.instance
-    predicted = list(_predictions(planned))
-    said = iter(
-        ["\n".join(f"{head}: {text}" for head, text in zip(_HEADS, row, strict=True) if text) for row in predicted]
-    )
     chart = heat_map(
         "Best layouts: degrees, MFU and days",
         _degrees(planned)[0][1:],
@@ -352,33 +345,28 @@ def grid_page(planned: PlanGrid) -> Html:
         [[cell.best and cell.best.mfu for cell in row] for row in rows.values()],
         [list(map(_cell_text, row)) for row in rows.values()],
         across="chips",
-        says=[list(islice(said, len(row))) for row in rows.values()],
+        says=[[_layout_of(cell.best and cell.best.candidate) for cell in row] for row in rows.values()],
     )
     instead = [
-        (
-            cell.model,
-            f"{cell.request.cluster.chips:,}",
-            name,
-            str(one),
-            "" if one.layout is None else layout_text(one.layout),
-        )
+        (cell.model, f"{cell.request.cluster.chips:,}", name, str(one), _layout_of(one.layout))
         for cell in planned.cells
         for name, one in cell.instead.items()
     ]
-    reasons = [
-        paragraph(f"{_WORDS}. {_tells_apart()}"),
-        table(("model", "chips", "setting", "step", "layout"), instead, caption=_REASONS),
-    ]
+    decides = table(("model", "chips", "setting", "step", "layout"), instead, caption=_REASONS)
     contents = [
         *map(paragraph, _sentences(planned)),
         chart,
         paragraph(f"{_DEGREES}. Darker: higher MFU. Grey: none, and why."),
-        section("Predictions", [table(_HEADS, predicted, caption="4 of 5: days of 4 of 5 runs")]),
-        section("What decides", reasons if instead else []),
+        section("Predictions", [table(_HEADS, _predictions(planned), caption="4 of 5: days of 4 of 5 runs")]),
+        section("What decides", [paragraph(_meaning()), decides] if instead else []),
     ]
     return page(f"{', '.join(rows)} on {instance.name}", contents)
 
 
 def _cell_text(cell: GridCell) -> str:
     best = cell.best
-    return _degrees_text(cell) + ("" if best is None else f"\n{best.mfu:.0%} MFU\n{median_days(best)} days")
+    return _degrees_text(cell) + (f"\n{best.mfu:.0%} MFU\n{median_days(best)} days" if best else "")
+
+
+def _layout_of(layout: Candidate | None) -> str:
+    return layout_text(layout) if layout else ""

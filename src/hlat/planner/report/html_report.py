@@ -41,9 +41,6 @@ from hlat.runtime.quantities import amount_text, short_count
 from hlat.runtime.terminal import plural
 
 _GIB = 1 << 30
-_HOUR = 3600.0
-# Median error over 117 published readings of sources that were not looked at for the rules: docs/notebook/memory.md.
-_MEMORY_ERROR = 0.16
 
 
 def html_page(plans: Sequence[TrainingPlan], refused: Iterable[str] = ()) -> Html:
@@ -74,7 +71,9 @@ def _plan(plan: TrainingPlan, charts: Iterable[Html], level: int) -> Html:
             details("Memory of other pipeline ranks", _memory(plan, others) if others else Html()),
             details("Passes of a step", _passes(plan) if plan.chosen.candidate.pipeline > 1 else Html()),
             section("Layouts", [_layouts(plan)], level=level),
-            section("Assumptions that you can change", [_changeable(plan)], level=level),
+            section(
+                "Assumptions that you can change", [table(_HEADS, assumptions(plan), caption=_FROM_YOU)], level=level
+            ),
             details("Why this layout", joined(map(paragraph, explain(plan)))),
             details("What the numbers rest on", table(("of", "what"), _facts(plan), caption="Known and assumed")),
         ]
@@ -100,6 +99,9 @@ def answers(plan: TrainingPlan) -> list[tuple[str, str, str]]:
     ]
 
 
+_HEADS, _FROM_YOU = ("assumption", "value", "from", "change it with"), "What you have stated is from you"
+
+
 def assumptions(plan: TrainingPlan) -> list[tuple[str, str, str, str]]:
     """What the reader could change: subject, value in words, who says so, the options that change it."""
     request, asked = plan.request, plan.request.asked
@@ -108,7 +110,7 @@ def assumptions(plan: TrainingPlan) -> list[tuple[str, str, str, str]]:
     batch = f"{request.global_batch:,} sequences, {short_count(request.tokens_per_step)} tokens"
     rate = f"{amount_text(storage_rate(cluster, site.storage), 'B/s')} for all instances together"
     fails = f"one in {1 / instance.failures.per_day:,.0f} days of an instance, " if instance.failures.per_day else ""
-    fails += f"one in {plan.chosen.reliability.mtbf / _HOUR:,.0f} hours of the run"
+    fails += f"one in {plan.chosen.reliability.mtbf / 3600:,.0f} hours of the run"
     network = f"{amount_text(cluster.network_rate, 'B/s')} from an instance to the others"
     power = f"the building takes {site.pue:g} times the energy of its machines"
     chip = f"{cluster.chip.name}, {cluster.memory_bytes / _GIB:.0f} GiB for each device"
@@ -128,15 +130,11 @@ def assumptions(plan: TrainingPlan) -> list[tuple[str, str, str, str]]:
     return [(name, value, source if stated is None else "you", option) for name, value, stated, source, option in rows]
 
 
-def _changeable(plan: TrainingPlan) -> Html:
-    heads = ("assumption", "value", "from", "change it with")
-    return table(heads, assumptions(plan), caption="Options of hlat plan; what you have stated is from you")
-
-
 def _facts(plan: TrainingPlan) -> list[tuple[str, str]]:
+    # Over 117 readings of sources that were not looked at for the rules: docs/notebook/memory.md.
     error = (
-        f"published readings of other programs, which nothing was fitted to, are {_MEMORY_ERROR:.0%} off in the "
-        "median; hlat's own processes are within 8 % on CPUs, and were never measured on accelerators"
+        "published readings of other programs, which nothing was fitted to, are 16 % off in the median; hlat's own "
+        "processes are within 8 % on CPUs, and were never measured on accelerators"
     )
     return [*plan_facts(plan), ("memory", error)]
 
@@ -159,19 +157,18 @@ _FARTHEST = 1.5  # times the fastest layout of the slowest cluster: where the fi
 
 def _time_and_memory(plans: Sequence[TrainingPlan]) -> Iterator[Html]:
     """Yield the chart of every layout by days and memory, with the Pareto frontier of each cluster, and its meaning."""
-    dots = []
+    dots, names = list[Dot](), [plan.request.cluster.name for plan in plans]
     for group, plan in enumerate(plans):
         every = [plan.chosen, *plan.alternatives]
         points = [(one.days, one.peak_memory / _GIB) for one in every]
         best = pareto_indices(points)
         dots += [
-            Dot(*point, group, _name(one), _says(plan, one), place in best, "chosen" * (one is plan.chosen))
+            Dot(*point, group, _name(one), _says(names[group], one), place in best, "chosen" * (one is plan.chosen))
             for place, (point, one) in enumerate(zip(points, every, strict=True))
         ]
     if len(dots) < 2:
         return
     last = _FARTHEST * max(min(dot.x for dot in dots if dot.group == group) for group in range(len(plans)))
-    names = [plan.request.cluster.name for plan in plans]
     yield scatter_chart("Time and memory of every layout", dots, names, "days", "GiB of a device", until=last)
     hidden = sum(dot.x > last for dot in dots)
     more = f" {plural(hidden, 'slower layout')} to the right of this view: Reset shows all." if hidden else ""
@@ -180,29 +177,20 @@ def _time_and_memory(plans: Sequence[TrainingPlan]) -> Iterator[Html]:
 
 def _cost_and_time(plans: Sequence[TrainingPlan]) -> Iterator[Html]:
     """Yield the chart of each cluster's choice by days and cost, if there are two prices, and its meaning."""
-    priced = [(plan, plan.chosen.cost_usd) for plan in plans if plan.chosen.cost_usd is not None]
-    if len(priced) < 2:
-        return
-    names = [plan.request.cluster.name for plan in plans]
+    names, chosen = [plan.request.cluster.name for plan in plans], [plan.chosen for plan in plans]
     dots = [
-        Dot(
-            plan.chosen.days,
-            usd,
-            plans.index(plan),
-            plan.request.cluster.name,
-            _says(plan, plan.chosen),
-            mark=plan.request.cluster.name,
-            spread=plan.chosen.interval.around(1),
-        )
-        for plan, usd in priced
+        Dot(one.days, one.cost_usd, group, name, _says(name, one), mark=name, spread=one.interval.around(1))
+        for group, (name, one) in enumerate(zip(names, chosen, strict=True))
+        if one.cost_usd is not None
     ]
-    yield scatter_chart("Cost against the deadline", dots, names, "days", "USD", height=360)
-    yield paragraph("Line: range of 4 of 5 runs. One that ends left of your deadline keeps it in 9 of 10.")
+    if len(dots) > 1:
+        yield scatter_chart("Cost against the deadline", dots, names, "days", "USD", height=360)
+        yield paragraph("Line: range of 4 of 5 runs. One that ends left of your deadline keeps it in 9 of 10.")
 
 
-def _says(plan: TrainingPlan, one: LayoutPrediction) -> str:
+def _says(cluster: str, one: LayoutPrediction) -> str:
     terms = f"{one.peak_memory / _GIB:.1f} GiB, MFU {one.mfu:.1%}"
-    return "\n".join(filter(None, [plan.request.cluster.name, days_text(one), usd_words(one), terms]))
+    return "\n".join(filter(None, [cluster, days_text(one), usd_words(one), terms]))
 
 
 def _name(one: LayoutPrediction) -> str:
@@ -242,30 +230,16 @@ _LEAST_PART = 0.002  # of a bar
 
 def _passes(plan: TrainingPlan) -> Html:
     """The passes of a step by pipeline rank; of a long step, the first ones."""
-    steps = step_timeline(plan)
-    first = max(1, _MOST_DRAWN_PASSES // len(steps.ranks))
+    ranks = step_timeline(plan).ranks
+    first = max(1, _MOST_DRAWN_PASSES // len(ranks))
     spans = [
-        Span(
-            f"rank {one.rank}",
-            _PASS_NAMES[one.kind],
-            one.start,
-            one.stop,
-            f"micro-batch {one.micro_batch}, stage {one.stage}",
-        )
-        for passes in steps.ranks
+        Span(f"rank {one.rank}", one.kind, one.start, one.stop, f"micro-batch {one.micro_batch}, stage {one.stage}")
+        for passes in ranks
         for one in passes[:first]
     ]
-    part = f", the first {first} of each rank" if len(spans) == first * len(steps.ranks) else ""
-    kinds = [name for name in _PASS_NAMES.values() if name in {span.kind for span in spans}]
-    return timeline_chart(f"Passes of a step{part}", spans, "seconds", kinds=kinds)
+    return timeline_chart("Passes of a step; of a long one, the first", spans, "seconds")
 
 
-_PASS_NAMES = {
-    "forward": "forward",
-    "backward": "backward",
-    "input": "backward, gradients of inputs",
-    "weight": "backward, gradients of weights",
-}
 _MOST_DRAWN_PASSES = 3000
 _MOST_TRACED_PASSES = 20_000  # more than that, viewers do not show
 
