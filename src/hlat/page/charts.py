@@ -229,7 +229,7 @@ class Dot:
     label: str  # its name
     says: str = ""  # further lines of its tooltip
     best: bool = False  # a line joins the best dots of a group
-    mark: str = ""  # word beside it, which makes it a star
+    chosen: bool = False  # a star
     spread: tuple[float, float] | None = None  # ends of a line through it, as shares of x and of y
 
 
@@ -255,8 +255,8 @@ def scatter_chart(
     if until is not None:
         least = min(dot.x for dot in dots)
         layout["xaxis"]["range"] = [least - 0.08 * (until - least), until]
-    words = [f"{dot.label}: {format_value(dot.x)} {across}, {format_value(dot.y)} {up}" for dot in dots if dot.mark]
-    summary = f"{title}: {len(dots)} dots. Marked: {'; '.join(words) or 'none'}."
+    words = [f"{dot.label}: {format_value(dot.x)} {across}, {format_value(dot.y)} {up}" for dot in dots if dot.chosen]
+    summary = f"{title}: {len(dots)} dots. Chosen: {'; '.join(words) or 'none'}."
     rows = [(dot.label, groups[dot.group], format_value(dot.x), format_value(dot.y)) for dot in dots]
     values = table(("name", "group", across, up), rows, caption=title)
     return figure(title, summary, {"data": traces, "layout": layout}, height, values)
@@ -281,15 +281,15 @@ def _group_traces(name: str, dots: Sequence[Dot], number: int) -> Iterator[Trace
         "x": [dot.x for dot in own],
         "y": [dot.y for dot in own],
         # Plotly reads a few tags in texts.
-        "text": [escape(dot.mark) for dot in own],
+        "text": [escape(dot.label) if len(own) == 1 else "" for dot in own],
         "textposition": "top left",
         "hovertext": [_lines(f"<b>{escape(dot.label)}</b>\n{escape(dot.says)}") for dot in own],
         "hoverinfo": "text",
         "marker": {
             "color": shade,
             "opacity": 1,
-            "size": [18 if dot.mark else 10 for dot in own],
-            "symbol": ["star" if dot.mark else "circle" if dot.best else "circle-open" for dot in own],
+            "size": [18 if dot.chosen else 10 for dot in own],
+            "symbol": ["star" if dot.chosen else "circle" if dot.best else "circle-open" for dot in own],
         },
         "legend_colour": shade,
     }

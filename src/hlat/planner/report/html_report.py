@@ -50,8 +50,9 @@ def html_page(plans: Sequence[TrainingPlan], refused: Iterable[str] = ()) -> Htm
     contents = [paragraph(line) for line in (*comparison_lines(plans), *refused)]
     if len(plans) > 1:
         heads, *rows = summary(plans)
-        contents += [table(heads, rows, caption="The choice on each cluster"), *charts]
-        contents.append(tabs((name, _plan(plan, [], 4)) for name, plan in zip(names, plans, strict=True)))
+        choices = table(heads, rows, caption="The choice on each cluster")
+        each = tabs((name, _plan(plan, [], 3)) for name, plan in zip(names, plans, strict=True))
+        contents += [section("Clusters compared", [choices, *charts]), section("Each cluster", [each])]
     else:
         contents.append(_plan(plans[0], charts, 2))
     return page(f"{plans[0].request.name} on {', '.join(names)}", contents)
@@ -163,7 +164,7 @@ def _time_and_memory(plans: Sequence[TrainingPlan]) -> Iterator[Html]:
         points = [(one.days, one.peak_memory / _GIB) for one in every]
         best = pareto_indices(points)
         dots += [
-            Dot(*point, group, _name(one), _says(names[group], one), place in best, "chosen" * (one is plan.chosen))
+            Dot(*point, group, _name(one), _says(names[group], one), place in best, one is plan.chosen)
             for place, (point, one) in enumerate(zip(points, every, strict=True))
         ]
     if len(dots) < 2:
@@ -179,7 +180,7 @@ def _cost_and_time(plans: Sequence[TrainingPlan]) -> Iterator[Html]:
     """Yield the chart of each cluster's choice by days and cost, if there are two prices, and its meaning."""
     names, chosen = [plan.request.cluster.name for plan in plans], [plan.chosen for plan in plans]
     dots = [
-        Dot(one.days, one.cost_usd, group, name, _says(name, one), mark=name, spread=one.interval.around(1))
+        Dot(one.days, one.cost_usd, group, name, _says(name, one), chosen=True, spread=one.interval.around(1))
         for group, (name, one) in enumerate(zip(names, chosen, strict=True))
         if one.cost_usd is not None
     ]
@@ -220,12 +221,13 @@ def _step(plan: TrainingPlan) -> Html:
 
 
 def _sorted(parts: Mapping[str, float]) -> dict[str, float]:
-    """The parts of a bar, largest first, without those too small to be seen."""
+    """The parts of a bar, largest first, and the sum of those too small to be told apart."""
     least = _LEAST_PART * sum(parts.values())
-    return dict(sorted(((name, size) for name, size in parts.items() if size > least), key=lambda part: -part[1]))
+    large = sorted((name for name, size in parts.items() if size >= least), key=lambda name: -parts[name])
+    return {name: parts[name] for name in large} | {"other": sum(size for size in parts.values() if size < least)}
 
 
-_LEAST_PART = 0.002  # of a bar
+_LEAST_PART = 0.03  # of a bar
 
 
 def _passes(plan: TrainingPlan) -> Html:
