@@ -1,4 +1,4 @@
-"""What a reader does with a page in headless Chromium: zoom, log axis, legend, smoothing, export, cursors, keys."""
+"""A reader works with a page in headless Chromium: zoom, log axis, legend, smoothing, export, cursors, keys."""
 
 from pathlib import Path
 

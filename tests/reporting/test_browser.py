@@ -28,8 +28,8 @@ _OBSERVE = """
             table: figure.querySelectorAll("tbody tr").length,
             box: figure.querySelector(".plot .main-svg").getBoundingClientRect().width,
         })),
-        letters: Math.min(...[...document.querySelectorAll(".plot svg text")].filter((each) => each.textContent)
-            .map((each) => each.getBoundingClientRect().height)),
+        letters: Math.min(...[...document.querySelectorAll(".plot svg text")]
+            .map((each) => each.getBoundingClientRect().height).filter((height) => height > 0)),
         top: document.querySelector(".headline").getBoundingClientRect().top + scrollY,
         scripts: document.scripts.length, text: document.body.innerText,
     };

@@ -235,7 +235,7 @@ def test_a_paragraph_of_markdown_has_the_numbers_and_no_markup_of_the_run(run, t
     assert words.startswith("**books**: finished; 1M parameters, 100,000 tokens (step 100 of 100), loss 6, ")
     for part in (
         "validation loss 6.5 (2.1 bits per byte)",
-        "500 tok/s (MFU 40.0%)",
+        "500 tok/s, MFU 40.0%",
         "goodput 80% (1 restart)",
         "cost $",
     ):

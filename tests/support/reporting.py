@@ -49,7 +49,7 @@ def write_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def figures(page: str) -> dict[str, dict[str, Any]]:
-    """What Plotly is given for each chart of a page, by title."""
+    """Contents that Plotly is given for each chart of a page, by title."""
     found = re.findall(r"<figcaption>(.*?)</figcaption>.*?application/json\">(.*?)</script>", page, re.DOTALL)
     return {title: json.loads(content) for title, content in found}
 

@@ -19,7 +19,7 @@ __getattr__ = lazily(
     {
         "charts": "Dot Mark Series Span bar_chart heat_map line_chart scatter_chart timeline_chart",
         "elements": (
-            "Html colour details duration format_value grid headline joined page paragraph preformatted section table "
+            "Html details duration format_value grid headline joined page paragraph preformatted section table "
             "tabs time_unit"
         ),
     },

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment
-from markupsafe import Markup as Html  # text of HTML: whatever is put into it is escaped, unless it is Html itself
+from markupsafe import Markup
 
 from hlat.runtime.terminal import escape_controls
+
+Html = Markup  # text of HTML: whatever is put into it is escaped, unless it is Html itself
 
 _COLOURS = (
     "#3b7dd8", "#d9663a", "#3a9a5b", "#b0549b", "#a8872a", "#2c9aa8", "#d14b6a", "#7a6fd0",

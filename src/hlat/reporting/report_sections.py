@@ -8,7 +8,7 @@
 A part without contents is left out.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -112,7 +112,7 @@ def _likeness(event: RunEvent) -> str:
 
 
 def _sentence(events: Sequence[RunEvent], begin: float) -> tuple[str, str, str]:
-    """When, at which step, and what: of one event, or of several alike."""
+    """Tell when, at which step and what: of one event, or of several alike."""
     event, count = events[-1], len(events)
     words = _TOLD.get(event.kind, _told_otherwise)(event)
     if count > 1 and event.kind == "checkpoint":
@@ -158,7 +158,7 @@ def _told_otherwise(event: RunEvent) -> str:
 
 
 _ACTIONS = {"warn": "applied", "skip": "step skipped", "rollback": "rolled back", "stop": "run stopped"}
-_TOLD = {
+_TOLD: dict[str, Callable[[RunEvent], str]] = {
     "start": _told_start,
     "resume": _told_start,
     "incident": _told_incident,

@@ -37,7 +37,7 @@ def run_facts(run: RunRecord, machines: Machines | None) -> list[RunFact]:
         RunFact("Loss", shown(last("loss"), format_value), "training, last step"),
         RunFact("Validation loss", shown(last("val_loss"), format_value), _bits(run)),
         RunFact("Time", duration(progress.elapsed), _machine(run)),
-        RunFact("Speed", shown(progress.rate, lambda rate: f"{short_count(rate)} tok/s"), _mfu(run)),
+        RunFact("Speed", shown(progress.rate, short_count), f"tok/s{_mfu(run)}"),
         *_goodput(run),
         *_cost(progress.elapsed, machines),
     ]
@@ -65,7 +65,7 @@ def _machine(run: RunRecord) -> str:
 
 
 def _mfu(run: RunRecord) -> str:
-    return shown(median(run, "mfu"), "MFU {:.1%}".format)
+    return shown(median(run, "mfu"), ", MFU {:.1%}".format)
 
 
 def _goodput(run: RunRecord) -> list[RunFact]:
@@ -121,8 +121,8 @@ def _paragraph(run: RunRecord, machines: Machines | None) -> str:
 
 
 def _words(fact: RunFact) -> str:
-    note = f" ({_escaped(fact.note)})" if fact.note and fact.name not in ("Loss", "Model") else ""
-    forms = {"Model": "{} parameters", "Tokens": "{} tokens", "Speed": "{}"}
+    note = f" ({_escaped(fact.note)})" if fact.note and fact.name not in ("Loss", "Model", "Speed") else ""
+    forms = {"Model": "{} parameters", "Tokens": "{} tokens", "Speed": f"{{}} {_escaped(fact.note)}"}
     return forms.get(fact.name, f"{fact.name.lower()} {{}}").format(_escaped(fact.value)) + note
 
 
