@@ -25,7 +25,7 @@ from tests.support.planner.requests import request_for
 @pytest.fixture(scope="module")
 def plan() -> TrainingPlan:
     """A plan with a pipeline, a price and a power limit."""
-    found = make_plan(request_for("llama-2-70b", "p5.48xlarge:4", global_batch=64))
+    found = make_plan(request_for("llama-2-70b", "p5.48xlarge:32", global_batch=1024))
     assert found.chosen.candidate.pipeline > 1 and found.chosen.cost_usd and found.chosen.kwh
     return found
 
@@ -49,7 +49,7 @@ def test_the_headline_has_the_numbers_of_the_command_line(plan, text):
     table = list(plan_lines([plan], WIDE))
     row = next(line for line in table if line.startswith(">"))
     days, usd = ", ".join(found["time"]), ", ".join(found["cost"])
-    assert headline(plan) == f"p5.48xlarge:4: {days.removesuffix(' in 4 of 5 runs')}; {usd}, in 4 of 5 runs"
+    assert headline(plan) == f"p5.48xlarge:32: {days.removesuffix(' in 4 of 5 runs')}; {usd}, in 4 of 5 runs"
     memory, limit = re.fullmatch(r"([\d.]+) of (\d+) GiB", found["fits into memory"][0]).groups()
     assert limit == "80" and f" {memory} " in row and f" {found['MFU'][0]} " in row
     energy, its_range = found["energy"][0], found["energy"][1].removeprefix("at most; ")
@@ -65,13 +65,13 @@ def test_a_layout_that_does_not_fit_and_numbers_that_nobody_knows_are_said():
     assert found["cost"] == found["energy"] == "not known"
 
 
-def test_every_assumption_names_options_that_exist_and_says_who_stated_it(tmp_path: Path):
+def test_every_assumption_names_options_that_exist_and_says_who_stated_it():
     model, cluster = "llama-3.2-1b", ["p5.48xlarge:2"]
     (open_plan,) = compare_clusters(PlanQuestion(model, clusters=cluster)).plans
     stated = {
         "--tokens": ({"tokens": 10**10}, "10B"),
         "--sequence-length": ({"sequence": 2048}, "2,048 tokens"),
-        "--global-batch": ({"global_batch": 256}, "256 sequences, 524k tokens"),
+        "--global-batch": ({"global_batch": 256}, "256 sequences, 524,288 tokens"),
         "--precision": ({"precision": "bf16-sr"}, "bf16-sr"),
         "--price, --quotes": ({"price": "2.10/h"}, "33.60 USD per hour"),
         "--network": ({"network": "100 GB/s"}, "100 GB/s"),
@@ -187,7 +187,7 @@ def test_charts_are_drawn_and_nothing_is_requested(plan, text, tmp_path: Path):
     assert seen.requests == [file.as_uri()] and seen.console == []
     for result, view in zip(seen.results, (PHONE, DESKTOP), strict=True):
         assert result["width"] <= view["width"] and result["undrawn"] == 0
-        assert result["title"] == "llama-2-70b on p5.48xlarge:4" and result["points"] == len(plan.ranked)
+        assert result["title"] == "llama-2-70b on p5.48xlarge:32" and result["points"] == len(plan.ranked)
         assert result["dearest"] == median_usd(max(plan.ranked, key=lambda one: one.days))
 
 
