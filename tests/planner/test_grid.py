@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import hlat
+from hlat.planner.expected import median_days
 from hlat.planner.grid import GridCell, _doublings, check_grid_options, grid_lines, grid_page, plan_grid
 from hlat.planner.memory import rank_memory, ranks_of_interest
-from hlat.planner.problem.layouts import candidates
+from hlat.planner.problem.layouts import candidates, layout_text
 from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.search import USABLE_MEMORY_SHARE, predict_layout
 from hlat.runtime.errors import PlanError
@@ -117,8 +118,15 @@ def test_lines_fit_100_columns_and_the_page_needs_no_other_file() -> None:
     assert OF_THE_PAGE and max(len(line) for _, output in OF_THE_PAGE for line in output.splitlines()) <= 100
     found = hlat.plan_grid("tiny-1m", clusters=["p5.48xlarge:1,2"], tokens=10**6, global_batch=8)
     page = grid_page(found)
-    assert re.findall(r"<h1>(.*?)</h1>", page) == ["tiny-1m on p5.48xlarge"] and page.count("<svg") >= 2
-    assert not re.search(r"(?:src|href)=\"(?!data:)", page)
+    own = re.sub(r"(?s)<script>.*?</script>", "", page)
+    assert re.findall(r"<h1>(.*?)</h1>", own) == ["tiny-1m on p5.48xlarge"]
+    assert not re.search(r"(?:src|href)=\"(?!data:)", own)
+    (chart,) = re.findall(r'(?s)<script type="application/json">(.*?)</script>', page)
+    cells, missing = json.loads(chart)["data"]
+    assert cells["z"] == [[cell.best.mfu for cell in found.cells]] and missing["z"] == [[None, None]]
+    assert cells["x"] == ["8", "16"] and cells["y"] == ["tiny-1m"]
+    for shown, said, cell in zip(cells["text"][0], cells["hovertext"][0], found.cells, strict=True):
+        assert f"{median_days(cell.best)} days" in shown and said == layout_text(cell.best.candidate)
     assert json.loads(json.dumps(found.to_dict()))["cells"][1]["cluster"] == "p5.48xlarge:2"
     assert any("tiny-1m" in line for line in grid_lines(found, 80))
 

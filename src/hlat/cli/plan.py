@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hlat.hardware import Cluster
-    from hlat.planner import ClusterComparison, ModelSize, PlanQuestion, Purchase, TrainingPlan
+    from hlat.planner import ClusterComparison, ModelSize, PlanQuestion, Purchase
     from hlat.rehearsal import Rehearsal
 
 
@@ -137,7 +137,7 @@ def plan_command(
     _say_plans(compared, as_json=as_json, words=explain)
     if per is None and not as_json:
         say_units(plan.request.cluster for plan in compared.plans)
-    _write_files(list(compared.plans), to, trace, fragment)
+    _write_files(compared, to, trace, fragment)
 
 
 def _say_grid(models: str, options: "Mapping[str, Any]", html: Path | None, *, as_json: bool) -> None:
@@ -235,12 +235,13 @@ def _say_plans(found: "ClusterComparison", *, as_json: bool, words: bool) -> Non
         say(line)
 
 
-def _write_files(plans: list["TrainingPlan"], html: Path | None, trace: Path | None, recipe: Path | None) -> None:
+def _write_files(found: "ClusterComparison", html: Path | None, trace: Path | None, recipe: Path | None) -> None:
     from hlat.planner import chrome_trace, fits, html_page, recipe_fragment
 
+    plans = found.plans
     contents: list[tuple[Path, str]] = []
     if html is not None:
-        contents.append((html, html_page(plans)))
+        contents.append((html, html_page(plans, found.refused.values())))
     if trace is not None:
         contents.append((trace, json.dumps(chrome_trace(plans[0]))))
     if recipe is not None:

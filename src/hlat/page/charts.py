@@ -1,7 +1,7 @@
 """Charts: figures of Plotly as plain JSON, which page.js draws; each with a title, a legend and its values as a table.
 
     Series, Mark   --line_chart-->     extremes of each bucket; horizontal axes to choose from; what happened, below
-    Dot, groups    --scatter_chart-->  logarithmic axes, names on hover, the frontier as a line
+    Dot, groups    --scatter_chart-->  names on hover, the frontier of each group as a line
     parts by bar   --bar_chart-->      stacked parts, a limit, an uncertainty
     Span by row    --timeline_chart--> boxes by time
     rows, columns  --heat_map-->       cells with texts
@@ -14,6 +14,7 @@ and greatest points cannot.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -223,14 +224,14 @@ def _short(values: Floats) -> list[float]:
 class Dot:
     """One point of a scatter chart."""
 
-    x: float  # position, positive
-    y: float  # position, positive
-    filled: bool  # True for a filled dot, drawn above the others
+    x: float
+    y: float
     group: int  # index of its group, which selects the colour
-    label: str  # text of the tooltip
-    chosen: bool = False  # True to mark it with its name and with whiskers
-    x_ends: tuple[float, float] = (1.0, 1.0)  # ends of the whisker across, as shares of x
-    y_ends: tuple[float, float] = (1.0, 1.0)  # ends of the whisker upwards, as shares of y
+    label: str  # its name
+    says: str = ""  # further lines of its tooltip
+    best: bool = False  # a line joins the best dots of a group
+    chosen: bool = False  # a star
+    spread: tuple[float, float] | None = None  # ends of a line through it, as shares of x and of y
 
 
 def scatter_chart(
@@ -240,22 +241,21 @@ def scatter_chart(
     across: str,
     up: str,
     *,
-    frontier: Sequence[Dot] = (),
-    height: int = 420,
+    until: float | None = None,
+    height: int = 460,
 ) -> Html:
-    """Draw dots, at least one, over logarithmic axes; a line joins those of the ``frontier``, by ``x``."""
-    traces = []
-    if frontier:
-        line = sorted(frontier, key=lambda dot: dot.x)
-        traces.append(
-            {"type": "scatter", "mode": "lines", "name": "frontier", "x": [dot.x for dot in line],
-             "y": [dot.y for dot in line], "line": {"color": "#8a8f98", "dash": "dot", "width": 1.5},
-             "hoverinfo": "skip", "legend_colour": "#8a8f98", "legend_dashes": "2 2"}
-        )  # fmt: skip
-    traces += [_dots(name, [dot for dot in dots if dot.group == number], number) for number, name in enumerate(groups)]
-    traces += [_chosen(dot) for dot in dots if dot.chosen]
-    axis = {"type": "log"}
-    layout = {"xaxis": {**axis, "title": {"text": across}}, "yaxis": {**axis, "title": {"text": up}}}
+    """Draw dots, at least one, and the frontier of each group: a line that steps from one of its best dots to the next.
+
+    The first view ends at ``until``; dots beyond it are seen after zooming out.
+    """
+    traces = [trace for number, name in enumerate(groups) for trace in _group_traces(name, dots, number)]
+    layout: dict[str, Any] = {
+        "xaxis": {"title": {"text": across}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": up}, "rangemode": "tozero"},
+    }
+    if until is not None:
+        least = min(dot.x for dot in dots)
+        layout["xaxis"]["range"] = [least - 0.08 * (until - least), until]
     words = [f"{dot.label}: {format_value(dot.x)} {across}, {format_value(dot.y)} {up}" for dot in dots if dot.chosen]
     summary = f"{title}: {len(dots)} dots. Chosen: {'; '.join(words) or 'none'}."
     rows = [(dot.label, groups[dot.group], format_value(dot.x), format_value(dot.y)) for dot in dots]
@@ -263,44 +263,41 @@ def scatter_chart(
     return figure(title, summary, {"data": traces, "layout": layout}, height, values)
 
 
-_Y = "%{y:.4~s}<extra></extra>"
-
-
-def _dots(name: str, dots: Sequence[Dot], number: int) -> Trace:
-    shade = colour(number)
-    return {
+def _group_traces(name: str, dots: Sequence[Dot], number: int) -> Iterator[Trace]:
+    """Frontier, spread and dots of a group; all have its name, so that its button of the legend hides them together."""
+    own, shade = [dot for dot in dots if dot.group == number], colour(number)
+    best = sorted((dot for dot in own if dot.best), key=lambda dot: dot.x)
+    lines = {"type": "scatter", "mode": "lines", "name": name, "hoverinfo": "skip", "showlegend": False}
+    if len(best) > 1:
+        path = {"shape": "hv", "dash": "dot", "width": 2, "color": shade}
+        yield lines | {"x": [dot.x for dot in best], "y": [dot.y for dot in best], "line": path}
+    for dot in own:
+        if dot.spread is not None:
+            ends = {"x": [share * dot.x for share in dot.spread], "y": [share * dot.y for share in dot.spread]}
+            yield lines | ends | {"line": {"width": 4, "color": shade}, "opacity": 0.45, "mode": "lines+markers"}
+    yield {
         "type": "scatter",
-        "mode": "markers",
+        "mode": "markers+text",
         "name": name,
-        "x": [dot.x for dot in dots],
-        "y": [dot.y for dot in dots],
-        "text": [dot.label for dot in dots],
-        "hovertemplate": f"<b>%{{text}}</b><br>%{{xaxis.title.text}}: %{{x:.4~s}}<br>%{{yaxis.title.text}}: {_Y}",
+        "x": [dot.x for dot in own],
+        "y": [dot.y for dot in own],
+        # Plotly reads a few tags in texts.
+        "text": [escape(dot.label) if len(own) == 1 else "" for dot in own],
+        "textposition": "top left",
+        "hovertext": [_lines(f"<b>{escape(dot.label)}</b>\n{escape(dot.says)}") for dot in own],
+        "hoverinfo": "text",
         "marker": {
             "color": shade,
-            "size": 10,
-            "symbol": ["circle" if dot.filled else "circle-open" for dot in dots],
-            "line": {"width": 1.5, "color": shade},
+            "opacity": 1,
+            "size": [18 if dot.chosen else 10 for dot in own],
+            "symbol": ["star" if dot.chosen else "circle" if dot.best else "circle-open" for dot in own],
         },
         "legend_colour": shade,
     }
 
 
-def _chosen(dot: Dot) -> Trace:
-    """Ring, name and whiskers of a chosen dot."""
-    shade = colour(dot.group)
-
-    def whisker(value: float, ends: tuple[float, float]) -> dict[str, Any]:
-        low, high = ends
-        return {"type": "data", "symmetric": False, "array": [value * (high - 1)], "arrayminus": [value * (1 - low)],
-                "color": shade, "thickness": 1.2}  # fmt: skip
-
-    return {
-        "type": "scatter", "mode": "markers+text", "name": "chosen", "showlegend": False, "x": [dot.x], "y": [dot.y],
-        "text": [dot.label], "textposition": "top right", "hoverinfo": "skip", "error_x": whisker(dot.x, dot.x_ends),
-        "error_y": whisker(dot.y, dot.y_ends),
-        "marker": {"symbol": "circle-open", "size": 18, "color": shade, "line": {"width": 2}},
-    }  # fmt: skip
+def _lines(text: str) -> str:
+    return text.replace("\n", "<br>")
 
 
 _BAR, _AXES = 44, 72  # pixels of a bar, and of what is above and below it
@@ -425,19 +422,38 @@ def heat_map(
     texts: Sequence[Sequence[str]],
     *,
     across: str = "",
-    up: str = "",
+    says: Sequence[Sequence[str]] = (),
 ) -> Html:
-    """Draw cells by value, ``values[row][column]``; None is an empty cell. ``texts`` are written into the cells."""
-    trace = {
-        "type": "heatmap", "x": list(columns), "y": list(rows), "z": [list(row) for row in values], "name": title,
-        "text": [list(row) for row in texts], "texttemplate": "%{text}",
-        "hovertemplate": "%{y}, %{x}: %{text}<extra></extra>",
-        "colorscale": "Viridis", "showscale": True, "showlegend": False, "xgap": 2, "ygap": 2, "hoverongaps": False,
-    }  # fmt: skip
+    """Draw cells by value, ``values[row][column]``; grey where it is None.
+
+    ``texts`` are written into the cells, a line for each of theirs; ``says`` are tooltips, by default the same.
+    """
+    shared = {
+        "type": "heatmap",
+        "x": list(columns),
+        "y": list(rows),
+        "text": [[_lines(escape(text)) for text in row] for row in texts],
+        "hovertext": [[_lines(escape(text)) for text in row] for row in says or texts],
+        "texttemplate": "%{text}",
+        "hoverinfo": "text",
+        "hoverongaps": False,
+        "textfont": {"color": "#14161a"},
+        "showlegend": False,
+        "showscale": False,
+        "xgap": 2,
+        "ygap": 2,
+    }
+    z = [list(row) for row in values]
+    grey = [[0 if value is None else None for value in row] for row in z]
+    # Dark text is read on all of these colours.
+    scale, missing = [[0, "#e4eefb"], [1, "#6ea3e8"]], [[0, "#c3c8d0"], [1, "#c3c8d0"]]
+    traces = [shared | {"z": z, "colorscale": scale}, shared | {"z": grey, "colorscale": missing}]
     layout = {
         "xaxis": {"title": {"text": across}, "type": "category", "showgrid": False},
-        "yaxis": {"title": {"text": up}, "type": "category", "autorange": "reversed", "showgrid": False},
+        "yaxis": {"type": "category", "autorange": "reversed", "showgrid": False},
     }
     cells = table(("", *columns), [(name, *row) for name, row in zip(rows, texts, strict=True)], caption=title)
     summary = f"{title}: {len(rows)} rows, {len(columns)} columns"
-    return figure(title, summary, {"data": [trace], "layout": layout}, _AXES + max(120, 34 * len(rows)), cells)
+    lines = 1 + max(text.count("\n") for row in texts for text in row)
+    height = _AXES + max(120, (14 + 20 * lines) * len(rows))
+    return figure(title, summary, {"data": traces, "layout": layout}, height, cells)

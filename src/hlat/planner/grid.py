@@ -4,7 +4,7 @@
         GridCell: the best layout of a plan, or what is in its way
                   settings that it does not have -> Alternative: how much slower the best layout with them is
     PlanGrid --grid_lines--> degrees by model and number of chips, predictions, alternatives
-             --grid_page---> the same tables, alternatives with their layouts, and charts
+             --grid_page---> a heat map of the layouts, and the same tables
 
 Reasons are predictions, as the layouts are: a pipeline is due to memory where no layout without one fits, and to the
 batch where data parallelism alone would need more sequences than a step has.
@@ -20,7 +20,7 @@ import numpy as np
 
 from hlat.hardware import Cluster, PriceKind, parse_cluster
 from hlat.model import count_parameters
-from hlat.page import Dot, Html, grid, page, paragraph, scatter_chart, section, table
+from hlat.page import Html, heat_map, page, paragraph, section, table
 from hlat.planner.cost.calibration import undecided_ratio
 from hlat.planner.cost.step_time import step_times
 from hlat.planner.expected import interval_text, likely, median_days, median_usd
@@ -285,13 +285,13 @@ def _predictions(planned: PlanGrid) -> Iterator[list[str]]:
         ]
 
 
-def _reasons(planned: PlanGrid, form: Callable[[Alternative], str]) -> list[list[str]]:
+def _reasons(planned: PlanGrid) -> list[list[str]]:
     """Rows of the alternatives of each cell that has any."""
     found = {name for cell in planned.cells for name in cell.instead}
     used = [*(name for name in SETTINGS if name in found), *sorted(found - SETTINGS.keys())]
     rows = [["model", "chips", *used]]
     for cell in planned.cells:
-        said = [form(cell.instead[name]) if name in cell.instead else "" for name in used]
+        said = [str(cell.instead[name]) if name in cell.instead else "" for name in used]
         rows += [[cell.model, f"{cell.request.cluster.chips:,}", *said]] if any(said) else []
     return rows
 
@@ -315,11 +315,10 @@ _DEGREES = "Degrees of the best layout: tensor x pipeline x data, by number of c
 _REASONS = "What decides: the best layout with another setting, by how much its step is longer"
 
 
-def _meaning() -> str:
+def _meaning(of_empty: str = "") -> str:
     return (
         "memory: none fits; batch: a step has too few sequences for it; dp only: neither tensor nor pipeline nor "
-        f"context parallelism; empty: the layout has this setting itself. Below {undecided_ratio() - 1:.0%}, the "
-        "model often names the wrong one."
+        f"context parallelism{of_empty}. Below {undecided_ratio() - 1:.0%}, the model often names the wrong one."
     )
 
 
@@ -330,44 +329,44 @@ def grid_lines(planned: PlanGrid, columns: int) -> Iterator[str]:
     yield from ("", *wrapped(_DEGREES, columns), *table_lines(_degrees(planned), columns))
     # A layout that ends with its line leaves an empty one.
     yield from ("", *filter(str.strip, table_lines([_HEADS, *_predictions(planned)], columns)))
-    reasons = _reasons(planned, str)
+    reasons = _reasons(planned)
     if len(reasons) > 1:
-        yield from ("", *wrapped(_REASONS, columns), *table_lines(reasons, columns), *wrapped(_meaning(), columns, 2))
+        meaning = _meaning("; empty: the layout has this setting itself")
+        yield from ("", *wrapped(_REASONS, columns), *table_lines(reasons, columns), *wrapped(meaning, columns, 2))
 
 
 def grid_page(planned: PlanGrid) -> Html:
-    """Make the complete page: the same tables, alternatives with their layouts, and charts."""
-    names, found = list(planned.rows), [cell for cell in planned.cells if cell.best is not None]
-    charts = [
-        scatter_chart(
-            f"Devices and {what}",
-            [
-                Dot(cell.request.cluster.devices, value(cell.best), True, names.index(cell.model), cell.model)
-                for cell in found
-            ],
-            names,
-            "devices",
-            unit,
-        )
-        for what, unit, value in _CHARTS
-        if found
+    """Make the complete page: a heat map of the best layouts, and what the lines have too."""
+    rows, instance = planned.rows, planned.cells[0].request.cluster.instance
+    chart = heat_map(
+        "Best layouts: degrees, MFU and days",
+        _degrees(planned)[0][1:],
+        list(rows),
+        [[cell.best and cell.best.mfu for cell in row] for row in rows.values()],
+        [list(map(_cell_text, row)) for row in rows.values()],
+        across="chips",
+        says=[[_layout_of(cell.best and cell.best.candidate) for cell in row] for row in rows.values()],
+    )
+    instead = [
+        (cell.model, f"{cell.request.cluster.chips:,}", name, str(one), _layout_of(one.layout))
+        for cell in planned.cells
+        for name, one in cell.instead.items()
     ]
-    degrees, reasons = _degrees(planned), _reasons(planned, _with_layout)
-    cluster = planned.cells[0].request.cluster
+    decides = table(("model", "chips", "setting", "step", "layout"), instead, caption=_REASONS)
     contents = [
         *map(paragraph, _sentences(planned)),
-        section(_DEGREES, [table(degrees[0], degrees[1:], caption="Degrees"), grid(charts)]),
-        section("Predictions", [table(_HEADS, _predictions(planned), caption="Predictions")]),
-        section(_REASONS, [table(reasons[0], reasons[1:], caption="Alternatives"), paragraph(_meaning())]),
+        chart,
+        paragraph(f"{_DEGREES}. Darker: higher MFU. Grey: none, and why."),
+        section("Predictions", [table(_HEADS, _predictions(planned), caption="4 of 5: days of 4 of 5 runs")]),
+        section("What decides", [paragraph(_meaning()), decides] if instead else []),
     ]
-    return page(f"{', '.join(names)} on {cluster.instance.name}", contents)
+    return page(f"{', '.join(rows)} on {instance.name}", contents)
 
 
-_CHARTS: tuple[tuple[str, str, Callable[[Any], float]], ...] = (
-    ("MFU", "percent of the peak", lambda best: 100 * best.mfu),
-    ("days", "days of the run", lambda best: best.days),
-)
+def _cell_text(cell: GridCell) -> str:
+    best = cell.best
+    return _degrees_text(cell) + (f"\n{best.mfu:.0%} MFU\n{median_days(best)} days" if best else "")
 
 
-def _with_layout(one: Alternative) -> str:
-    return str(one) if one.layout is None else f"{one}: {layout_text(one.layout)}"
+def _layout_of(layout: Candidate | None) -> str:
+    return layout_text(layout) if layout else ""

@@ -1,9 +1,8 @@
 """Reports of a plan: consistent numbers, sentences, charts and trace."""
 
+import html
 import math
-import re
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import yaml
@@ -13,7 +12,7 @@ from hlat.hardware import load_catalog, parse_cluster
 from hlat.model.counts import count_parameters, flops_per_token
 from hlat.planner.cost.calibration import shipped_interval, sources_of_chip, undecided_ratio
 from hlat.planner.expected import days_text, two_digits
-from hlat.planner.plan import fits, layout_json, make_plan
+from hlat.planner.plan import layout_json, make_plan
 from hlat.planner.problem.layouts import parse_layout
 from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.problem.request import resolve_request
@@ -109,56 +108,6 @@ def test_sentences_agree_with_the_numbers():
     assert f": {1 - 1 / (1 + share):.1%} faster (" in text and "; recomputation -" in text
 
 
-def attributes(text, tag):
-    return [dict(re.findall(r'([\w-]+)="([^"]*)"', found)) for found in re.findall(rf"<{tag}\b([^>]*)>", text)]
-
-
-def charts(text):
-    """The pictures of a page, without those of legends."""
-    return [found for found in re.findall(r"<svg.*?</svg>", text, re.DOTALL) if 'role="img"' in found]
-
-
-@pytest.mark.parametrize(("cluster", "layout"), [("h100:8", "tp=8,pp=4,recompute=full"), ("h100:1", "tp=8,zero=0")])
-def test_bars_are_adjacent_and_inside_the_chart(cluster, layout):
-    request = request_for("llama-2-70b", cluster, global_batch=128)
-    plan = make_plan(request, layout)
-    assert fits(request, plan.chosen) is (cluster == "h100:8")
-    *bars, last = charts(html_page([plan]))
-    for bar in bars if cluster == "h100:8" else [*bars, last]:
-        boxes = attributes(bar, "rect")
-        assert len({box["fill"] for box in boxes}) == len(boxes), "no two parts have one colour"
-        for left, right in pairwise(boxes):
-            assert float(right["x"]) == pytest.approx(float(left["x"]) + float(left["width"]), abs=0.11)
-        assert float(boxes[-1]["x"]) + float(boxes[-1]["width"]) <= 400
-    if cluster == "h100:8":
-        boxes = attributes(last, "rect")
-        assert min(float(box["x"]) for box in boxes) == 40, "beside the numbers of the ranks"
-        assert max(float(box["x"]) + float(box["width"]) for box in boxes) == pytest.approx(959, abs=0.1)
-
-
-def test_the_scatter_chart_shows_the_pareto_front(hlat_7b):
-    dots = [dot for dot in attributes(charts(html_page([hlat_7b]))[0], "circle") if dot["class"] == "dot"]
-    assert len(dots) == len(hlat_7b.ranked)
-    filled = sorted((float(dot["cx"]), float(dot["cy"])) for dot in dots if dot["fill"] != "none")
-    assert len(filled) == len(pareto_front_of_plans([hlat_7b]))
-    assert all(one[1] < two[1] for one, two in pairwise(filled)), (
-        "slower layouts need less memory: they are lower in the chart"
-    )
-
-
-def test_the_chosen_layout_is_marked_with_its_expected_error(hlat_7b):
-    text = html_page([hlat_7b])
-    scatter = charts(text)[0]
-    (ring,) = [dot for dot in attributes(scatter, "circle") if dot["class"] == "halo"]
-    assert (ring["cx"], ring["cy"]) in {
-        (dot["cx"], dot["cy"]) for dot in attributes(scatter, "circle") if dot["class"] == "dot"
-    }
-    assert scatter.count('class="spread') == 1 and f"Chosen: trn1.32xlarge:64: {hlat_7b.chosen.candidate}" in scatter
-    assert f'<tr class="marked"><th scope="row">{hlat_7b.chosen.candidate} (chosen)' in text
-    assert 'name="viewport"' in text and scatter.count('class="tick"') >= 4
-    assert all("aria-label" in found for found in charts(text))
-
-
 def test_the_interval_of_the_family_is_told_everywhere(hlat_7b):
     """Trainium's factors of the shipped table, times the prediction: JSON, sentence, table of the page, whiskers."""
     one = shipped_interval("trainium", eight_bit=False)
@@ -170,11 +119,11 @@ def test_the_interval_of_the_family_is_told_everywhere(hlat_7b):
         low, high = content[f"{name}_interval"]
         assert content[name] / low == pytest.approx(one.median / one.low) and low < content[name] < high
         assert high / low == pytest.approx(one.high / one.low)
-    said, text = expectation(hlat_7b.request, chosen), html_page([hlat_7b])
+    said, text = expectation(hlat_7b.request, chosen), html.unescape(html_page([hlat_7b]))
     low, high = map(two_digits, content["days_interval"])
     assert said.startswith(f"{days_text(chosen)}; $")
     assert f"{low}-{high}" in text and said in text
-    assert f"Cost: {cost_sentence(hlat_7b.request, chosen)}." in text
+    assert cost_sentence(hlat_7b.request, chosen) in text
     assert f"trn1.32xlarge:64: {days_text(chosen)}" in next(iter(plan_lines([hlat_7b], 80)))
 
 
@@ -205,7 +154,7 @@ def test_a_network_that_nobody_stated_is_shown_with_what_depends_on_it():
         assert found.faster == pytest.approx(1 - stated.ranked[0].step_seconds / kept, abs=TIE_TOLERANCE)
     line = network_sentence(plan)
     assert f"{rate:g} GB/s" in line and "--network" in line and "at a half" in line and "at a quarter" in line
-    assert line in html_page([plan]) and len(plan.to_dict()["slower_networks"]) == 2
+    assert line in html.unescape(html_page([plan])) and len(plan.to_dict()["slower_networks"]) == 2
     assert network_sentence(stated) == "" and not stated.to_dict()["assumptions"]["network_assumed"]
     assert network_sentence(hlat.plan("llama-3.1-8b", "p5.48xlarge:1", **run)) == ""
 

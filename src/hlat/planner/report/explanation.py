@@ -1,6 +1,7 @@
 """A plan in sentences: what it is, what it assumes, what to expect, and why it is this layout.
 
-TrainingPlan --plan_words--> (sentence, indentation of its further lines), the most important first
+TrainingPlan --plan_facts--> (subject, sentence): "price", "220.16 USD per hour, on-demand"
+             --plan_words--> lines of a terminal: the facts and, if asked for, the reasons
 |-- explain          reasons of the layout, drawbacks of the next best, links that each axis uses
 |       '-- message_times: seconds of one message by axis, by the cost model: "0.41 ms (162 GB/s)"
 |-- comparison_with  another layout
@@ -42,38 +43,44 @@ def plan_words(plan: TrainingPlan, explained: bool, other: LayoutPrediction | No
 
     With ``explained``, they have the reasons of its layout; ``other`` is a layout to compare with.
     """
-    request, said = plan.request, plan.assumptions()
+    request = plan.request
     cluster, steps = request.cluster, plural(request.steps, "step")
     machines = f"{cluster.count:,} instances of {plural(cluster.instance.chips, 'chip')}, " if cluster.count > 1 else ""
     devices = f"{cluster.devices:,} device{'s' if cluster.devices > 1 else ''}"
     yield f"{request.name} on {cluster.name}: {machines}{devices}, {steps}, precision {request.mode}", 2
-    yield f"  expect     {expectation(request, plan.chosen)}", 13
-    for one in request.assumed:
-        yield f"  assumed    {one}", 13
-    if recipe := recipe_sentence(plan):
-        yield f"  recipe     {recipe}", 13
-    if network := network_sentence(plan):
-        yield f"  network    {network}", 13
-    if plan.determinism is not None:
-        yield f"  attention  {_determinism_sentence(plan.determinism)}", 13
-    yield f"  price      {price_sentence(request)}", 13
-    if cost := cost_sentence(request, plan.chosen):
-        yield f"  cost       {cost}", 13
-    yield f"  energy     {energy_sentence(request, plan.chosen)}", 13
-    yield (
-        f"  failures   one in {said['mean_hours_between_failures']:.1f} hours; save every "
-        f"{said['checkpoint_every_steps']:,} steps; goodput {plan.chosen.goodput:.1%} by Daly's formula, "
-        f"{plan.goodput_simulated[0]:.1%} simulated, {plan.goodput_simulated[1]:.1%} in the worst tenth of runs",
-        13,
-    )
-    yield f"  saves      {storage_sentence(request, plan.chosen)}", 13
-    if not fits(request, plan.chosen):
-        need = plan.chosen.peak_memory / _GIB
-        yield f"  memory     DOES NOT FIT: {need:.1f} GiB of {said['memory_gib_per_device']} GiB", 13
+    for subject, sentence in plan_facts(plan):
+        yield f"  {subject:<10} {sentence}", 13
     for line in explain(plan) if explained else []:
         yield f"  {line}", 4
     if other is not None:
         yield f"  {comparison_with(plan, other)}", 4
+
+
+def plan_facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
+    """Yield what is known and assumed of a plan: subject, sentence."""
+    request, chosen, said = plan.request, plan.chosen, plan.assumptions()
+    yield "expect", expectation(request, chosen)
+    yield from (("assumed", one) for one in request.assumed)
+    if recipe := recipe_sentence(plan):
+        yield "recipe", recipe
+    if network := network_sentence(plan):
+        yield "network", network
+    if plan.determinism is not None:
+        yield "attention", _determinism_sentence(plan.determinism)
+    yield "price", price_sentence(request)
+    if cost := cost_sentence(request, chosen):
+        yield "cost", cost
+    yield "energy", energy_sentence(request, chosen)
+    yield (
+        "failures",
+        f"one in {said['mean_hours_between_failures']:.1f} hours; save every "
+        f"{said['checkpoint_every_steps']:,} steps; goodput {chosen.goodput:.1%} by Daly's formula, "
+        f"{plan.goodput_simulated[0]:.1%} simulated, {plan.goodput_simulated[1]:.1%} in the worst tenth of runs",
+    )
+    yield "saves", storage_sentence(request, chosen)
+    if not fits(request, chosen):
+        need = chosen.peak_memory / _GIB
+        yield "memory", f"DOES NOT FIT: {need:.1f} GiB of {said['memory_gib_per_device']} GiB"
 
 
 def _determinism_sentence(cost: DeterminismCost) -> str:
@@ -85,7 +92,7 @@ def _determinism_sentence(cost: DeterminismCost) -> str:
     return f"{planned}; {other}"
 
 
-_COMPONENT_NAMES = {
+COMPONENT_NAMES = {
     "products": "matrix products",
     "attention": "attention",
     "pointwise": "pointwise operations",
@@ -243,8 +250,8 @@ def compare(chosen: LayoutPrediction, other: LayoutPrediction) -> str:
         for name in chosen.components
         if abs(other.components[name] - chosen.components[name]) > _MIN_REPORTED_SHARE * total
     )
-    lost = [f"{_COMPONENT_NAMES[name]} +{share:.1%}" for share, name in reversed(changes) if share > 0]
-    gained = [f"{_COMPONENT_NAMES[name]} {share:.1%}" for share, name in changes if share < 0]
+    lost = [f"{COMPONENT_NAMES[name]} +{share:.1%}" for share, name in reversed(changes) if share > 0]
+    gained = [f"{COMPONENT_NAMES[name]} {share:.1%}" for share, name in changes if share < 0]
     speed = f"{slower:.1%} slower" if slower >= 0 else f"{-slower:.1%} faster"
     memory = f"{other.peak_memory / _GIB:.1f} GiB against {chosen.peak_memory / _GIB:.1f}"
     why = "; ".join(filter(None, [", ".join(lost[:3]), ", ".join(gained[:3])])) or "no component stands out"
@@ -266,7 +273,7 @@ def _step_sentence(prediction: LayoutPrediction) -> str:
     shares = sorted(
         ((seconds / prediction.step_seconds, name) for name, seconds in prediction.components.items()), reverse=True
     )
-    words = ", ".join(f"{_COMPONENT_NAMES[name]} {share:.0%}" for share, name in shares if share > 0.01)
+    words = ", ".join(f"{COMPONENT_NAMES[name]} {share:.0%}" for share, name in shares if share > 0.01)
     return f"A step takes {format_number(prediction.step_seconds)} s: {words}."
 
 

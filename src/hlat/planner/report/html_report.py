@@ -1,255 +1,248 @@
 """Plans as an HTML page, and a simulated step as a trace.
 
-    plans --html_page--> tables, Pareto front, memory, time of a step (hlat.page) -> text of one page
-    plan --step_timeline--> passes of each pipeline rank --timeline_chart--> boxes by time, as SVG
-                                                         --chrome_trace--> events for chrome://tracing or Perfetto
-
-A browser opens the page from a file, offline: there are no scripts and no external references.
+plan  --answers-----> days, dollars, memory, MFU, energy, layout: what a reader sees first
+      --assumptions-> what the reader could change, and the option that does it
+plans --html_page---> both, the charts of hlat.page, a table of layouts, reasons: one page that opens offline
+plan --step_timeline--> passes of each pipeline rank --chrome_trace--> events for chrome://tracing or Perfetto
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hlat.page import (
     Dot,
     Html,
+    Span,
     bar_chart,
-    colour,
+    details,
     duration,
-    format_tick,
     grid,
-    make_axis,
+    headline,
+    joined,
     page,
     paragraph,
     scatter_chart,
     section,
     table,
-    text,
+    tabs,
+    timeline_chart,
 )
+from hlat.planner.cost.goodput import storage_rate
 from hlat.planner.cost.step_time import Timeline
-from hlat.planner.expected import interval_text, median_days, median_energy, median_usd
+from hlat.planner.expected import days_text, energy_words, usd_words
 from hlat.planner.plan import TrainingPlan, layout_json
 from hlat.planner.problem.devices import comparison_note
-from hlat.planner.report.comparison import comparison_lines, pareto_front_of_plans
-from hlat.planner.report.explanation import (
-    cost_sentence,
-    energy_sentence,
-    expectation,
-    explain,
-    network_sentence,
-    price_sentence,
-    recipe_sentence,
-    storage_sentence,
-)
+from hlat.planner.problem.layouts import layout_text
+from hlat.planner.report.comparison import comparison_lines, pareto_front_of_plans, pareto_indices
+from hlat.planner.report.explanation import COMPONENT_NAMES, explain, plan_facts, price_sentence, recipe_sentence
+from hlat.planner.report.terminal import OF_THE_PAGE, summary
 from hlat.planner.search import LayoutPrediction, timeline
+from hlat.runtime.quantities import amount_text, short_count
+from hlat.runtime.terminal import plural
 
 _GIB = 1 << 30
-# Median error over 117 published readings of sources that were not looked at for the rules: docs/notebook/memory.md.
-_MEMORY_ERROR = 0.16
 
 
-def html_page(plans: Sequence[TrainingPlan]) -> Html:
-    """The complete page: the comparison of clusters, then each plan."""
-    names = ", ".join(plan.request.cluster.name for plan in plans)
-    contents = [*map(paragraph, comparison_lines(plans)), _front(plans)]
-    for plan in plans:
-        title = plan.request.cluster.name if len(plans) > 1 else "The plan"
-        contents.append(section(title, _sections(plan)))
-    return page(f"{plans[0].request.name} on {names}", contents)
+def html_page(plans: Sequence[TrainingPlan], refused: Iterable[str] = ()) -> Html:
+    """The complete page: the comparison of several clusters, then each plan; ``refused`` says why others have none."""
+    names = [plan.request.cluster.name for plan in plans]
+    charts = [*_time_and_memory(plans), *_cost_and_time(plans)]
+    contents = [paragraph(line) for line in (*comparison_lines(plans), *refused)]
+    if len(plans) > 1:
+        heads, *rows = summary(plans)
+        choices = table(heads, rows, caption="The choice on each cluster")
+        each = tabs((name, _plan(plan, [], 3)) for name, plan in zip(names, plans, strict=True))
+        contents += [section("Clusters compared", [choices, *charts]), section("Each cluster", [each])]
+    else:
+        contents.append(_plan(plans[0], charts, 2))
+    return page(f"{plans[0].request.name} on {', '.join(names)}", contents)
 
 
-def _sections(plan: TrainingPlan) -> list[Html]:
-    chosen = plan.chosen
-    step = bar_chart(
-        f"A step of {duration(chosen.step_seconds)}",
-        chosen.components,
-        duration,
-        unit="seconds; the whisker is where 4 of 5 runs are expected",
-        spread=chosen.interval.of(chosen.step_seconds),
-    )
-    note = comparison_note(plan.request)
-    elements = [
-        paragraph(f"{expectation(plan.request, chosen)}."),
-        *([paragraph(f"This plan is {note}.")] if note else []),
-        *(paragraph(f"It {recipe}.") for recipe in [recipe_sentence(plan)] if recipe),
-        *(paragraph(f"Network: {network}.") for network in [network_sentence(plan)] if network),
-        *map(paragraph, explain(plan)),
-        paragraph(
-            f"Price: {price_sentence(plan.request)}. "
-            f"Cost: {cost_sentence(plan.request, chosen) or 'not known'}. Energy: "
-            f"{energy_sentence(plan.request, chosen)}. Saves: {storage_sentence(plan.request, chosen)}. "
-            "Memory: published readings of other programs, which nothing "
-            f"was fitted to, are {_MEMORY_ERROR:.0%} off in the median; hlat's own processes are within 8 % on CPUs, "
-            "and were never measured on accelerators."
-        ),
-        section("Layouts", [_layout_table(plan)], level=3),
-        section("Memory of a device, by pipeline rank", [_memory(plan)], level=3),
-        section("Time of a step", [grid([step])], level=3),
-    ]
-    if chosen.candidate.pipeline > 1:
-        chart = timeline_chart("Passes of a step, by pipeline rank", step_timeline(plan))
-        elements.append(section("The pipeline", [chart], level=3))
-    return [*elements, section("Assumptions", [_assumptions(plan)], level=3)]
-
-
-def _front(plans: Sequence[TrainingPlan]) -> Html:
-    """Scatter charts of all layouts: time and memory; time and cost if several clusters have prices."""
-    front = {id(prediction) for _, prediction in pareto_front_of_plans(plans)}
-    every = [
-        (cluster, plan, prediction)
-        for cluster, plan in enumerate(plans)
-        for prediction in (plan.chosen, *plan.alternatives)
-    ]
-    if len(every) < 2:
-        return ""
-    clusters = [plan.request.cluster.name for plan in plans]
-
-    def dots(height: Callable[[LayoutPrediction], float], ends: tuple[float, float] | None = None) -> list[Dot]:
-        return [
-            Dot(
-                prediction.days,
-                height(prediction),
-                id(prediction) in front,
-                cluster,
-                f"{plan.request.cluster.name}: {prediction.candidate}",
-                prediction is plan.chosen,
-                prediction.interval.around(1),
-                ends or prediction.interval.around(1),
-            )
-            for cluster, plan, prediction in every
+def _plan(plan: TrainingPlan, charts: Iterable[Html], level: int) -> Html:
+    """A plan from its answers to what they rest on; ``level`` is that of its headings."""
+    note, recipe = comparison_note(plan.request), recipe_sentence(plan)
+    fullest, *others = sorted(plan.chosen.memory, key=lambda rank: -plan.chosen.memory[rank].total)
+    return joined(
+        [
+            headline(answers(plan)),
+            *([paragraph(f"This plan is {note}.")] if note else []),
+            *([paragraph(f"It {recipe}.")] if recipe else []),
+            *charts,
+            grid([_memory(plan, [fullest]), _step(plan)]),
+            details("Memory of other pipeline ranks", _memory(plan, others) if others else Html()),
+            details("Passes of a step", _passes(plan) if plan.chosen.candidate.pipeline > 1 else Html()),
+            section("Layouts", [_layouts(plan)], level=level),
+            section(
+                "Assumptions that you can change", [table(_HEADS, assumptions(plan), caption=_FROM_YOU)], level=level
+            ),
+            details("Why this layout", joined(map(paragraph, explain(plan)))),
+            details("What the numbers rest on", table(("of", "what"), _facts(plan), caption="Known and assumed")),
         ]
-
-    memory = dots(lambda prediction: prediction.peak_memory / _GIB, (1 - _MEMORY_ERROR, 1 + _MEMORY_ERROR))
-    charts = [scatter_chart("Time and memory", memory, clusters, "days", "GiB per device")]
-    if len(plans) > 1 and all(prediction.cost_usd is not None for *_, prediction in every):
-        cost = dots(lambda prediction: prediction.cost_usd or 0.0)
-        charts.append(scatter_chart("Time and cost", cost, clusters, "days", "USD"))
-    note = "One dot per layout. Filled: no other is better in time, cost and memory at once. Ring: chosen."
-    return section("Time, cost, memory", [paragraph(note), grid(charts)])
-
-
-def _layout_table(plan: TrainingPlan) -> Html:
-    names = (
-        "layout",
-        "step, s",
-        "tokens/s per chip",
-        "MFU",
-        "GiB",
-        "days",
-        "4 of 5 runs",
-        "cost",
-        "energy",
-        "goodput",
-        "may be fastest",
-    )
-    rows = [_layout_row(plan, prediction) for prediction in (plan.chosen, *plan.alternatives)]
-    rows[0] = (f"{rows[0][0]} (chosen)", *rows[0][1:])
-    return table(names, rows, caption="Layouts, the chosen one first", marked=0)
-
-
-def _layout_row(plan: TrainingPlan, prediction: LayoutPrediction) -> tuple[str, ...]:
-    content = layout_json(plan.request, prediction)
-    tied = len(plan.ranked) > 1 and plan.may_be_fastest(prediction)
-    return (
-        str(prediction.candidate),
-        f"{prediction.step_seconds:.2f}",
-        f"{content['tokens_per_second_per_chip']:,.0f}",
-        f"{prediction.mfu:.1%}",
-        f"{content['memory_gib']:.1f}",
-        median_days(prediction),
-        interval_text(prediction, prediction.days),
-        median_usd(prediction),
-        median_energy(prediction),
-        f"{prediction.goodput:.1%}",
-        "yes" if tied else "",
     )
 
 
-def _memory(plan: TrainingPlan) -> Html:
-    limit = plan.request.cluster.memory_bytes
-    return grid(
-        bar_chart(
-            f"Rank {rank}: {memory.total / _GIB:.1f} of {limit / _GIB:.0f} GiB",
-            memory.components(),
-            lambda size: f"{size / _GIB:.2f} GiB",
-            unit="GiB; the upright line is the memory of a device, the whisker the median error of published readings",
-            scale=_GIB,
-            limit=limit,
-            spread=(memory.total * (1 - _MEMORY_ERROR), memory.total * (1 + _MEMORY_ERROR)),
-        )
-        for rank, memory in plan.chosen.memory.items()
-    )
-
-
-def _assumptions(plan: TrainingPlan) -> Html:
-    rows = [
-        (name.replace("_", " "), _format(value)) for name, value in plan.assumptions().items() if name != "constants"
+def answers(plan: TrainingPlan) -> list[tuple[str, str, str]]:
+    """The plan in six numbers, as the command line has them: name, value, range or meaning."""
+    request, chosen = plan.request, plan.chosen
+    said = layout_json(request, chosen)
+    days, _, days_range = days_text(chosen).partition(", ")
+    usd, _, usd_range = usd_words(chosen).partition(", ")
+    energy, _, energy_range = energy_words(chosen).partition(", ")
+    limit = request.cluster.memory_bytes / _GIB
+    fits = "fits into memory" if said["fits"] else "does not fit"
+    return [
+        ("time", days, f"{days_range} in 4 of 5 runs"),
+        ("cost", usd or "not known", usd_range or "--price states a price"),
+        (fits, f"{said['memory_gib']:.1f} of {limit:.0f} GiB", "on the fullest device"),
+        ("MFU", f"{chosen.mfu:.1%}", f"{said['tokens_per_second_per_chip']:,.0f} tokens/s per chip"),
+        ("energy", energy or "not known", f"at most; {energy_range}" if energy else "no power limit is published"),
+        ("layout", _name(chosen), str(chosen.candidate)),
     ]
-    return table(("assumption", "value"), rows, caption="Assumptions")
 
 
-def _format(value: object) -> str:
-    if isinstance(value, list):
-        return "; ".join(map(str, value))
-    return f"{value:,}" if isinstance(value, int) else str(value)
+_HEADS, _FROM_YOU = ("assumption", "value", "from", "change it with"), "What you have stated is from you"
 
 
-_PASS_COLOURS = {"forward": 0, "backward": 2, "input": 5, "weight": 4}
-"""Number of the colour of each kind of pass."""
-_WIDTH, _LEFT, _ROW = 960, 40, 18
-_MOST_DRAWN_PASSES = 6000
+def assumptions(plan: TrainingPlan) -> list[tuple[str, str, str, str]]:
+    """What the reader could change: subject, value in words, who says so, the options that change it."""
+    request, asked = plan.request, plan.request.asked
+    cluster, site, instance = request.cluster, request.site, request.cluster.instance
+    run = "default" if request.recipe is None else "recipe"
+    batch = f"{request.global_batch:,} sequences, {short_count(request.tokens_per_step)} tokens"
+    rate = f"{amount_text(storage_rate(cluster, site.storage), 'B/s')} for all instances together"
+    fails = f"one in {1 / instance.failures.per_day:,.0f} days of an instance, " if instance.failures.per_day else ""
+    fails += f"one in {plan.chosen.reliability.mtbf / 3600:,.0f} hours of the run"
+    network = f"{amount_text(cluster.network_rate, 'B/s')} from an instance to the others"
+    power = f"the building takes {site.pue:g} times the energy of its machines"
+    chip = f"{cluster.chip.name}, {cluster.memory_bytes / _GIB:.0f} GiB for each device"
+    # Stated by the user, or None; then from where the value is instead.
+    rows: list[tuple[str, str, object, str, str]] = [
+        ("tokens", short_count(request.tokens), asked.tokens, run, "--tokens"),
+        ("sequence", f"{request.sequence:,} tokens", asked.sequence, run, "--sequence-length"),
+        ("batch of a step", batch, asked.global_batch, run, "--global-batch"),
+        ("precision", request.mode, asked.precision, run, "--precision"),
+        ("price", price_sentence(request), asked.price or asked.quotes, "catalog", "--price, --quotes"),
+        *[("network", network, asked.network, "catalog", "--network")] * (cluster.count > 1),
+        ("file system", rate, asked.storage, "default", "--storage"),
+        ("failures", fails, asked.interruptions, "catalog", "--interruptions"),
+        ("power", power, asked.pue, "default", "--pue"),
+        ("chip", chip, asked.hardware, "catalog", "--hardware"),
+    ]
+    return [(name, value, source if stated is None else "you", option) for name, value, stated, source, option in rows]
 
 
-def timeline_chart(title: str, timeline: Timeline) -> Html:
-    """Draw one row per pipeline rank, one box per pass; of a long step, the first passes."""
-    wide, total = _WIDTH - _LEFT - 1, timeline.seconds
-    per_rank = max(1, _MOST_DRAWN_PASSES // len(timeline.ranks))
-    shapes = []
-    for rank, passes in enumerate(timeline.ranks):
-        y = rank * _ROW
-        shapes.append(f'<text x="{_LEFT - 6}" y="{y + 13}" text-anchor="end">{rank}</text>')
-        for shown in passes[:per_rank]:
-            x, width = _LEFT + shown.start / total * wide, (shown.stop - shown.start) / total * wide
-            box = f'x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_ROW - 3}"'
-            label = f"{shown.kind} {shown.micro_batch}, stage {shown.stage}"
-            shapes.append(f'<rect class="edge" {box} fill="{_colour(shown.kind)}"><title>{text(label)}</title></rect>')
-    bottom = len(timeline.ranks) * _ROW
-    axis = make_axis((0.0, total), count=8)
-    for tick in axis.ticks:
-        place = _LEFT + tick / total * wide
-        if place <= _WIDTH - 1:
-            shapes.append(f'<path class="axis" d="M{place:.1f},{bottom}v5"/>')
-            anchor = "end" if place > _WIDTH - 20 else "middle"
-            where = f'x="{place:.1f}" y="{bottom + 18}" text-anchor="{anchor}"'
-            shapes.append(f'<text class="tick" {where}>{format_tick(tick)}</text>')
-    kinds = sorted({each.kind for rank in timeline.ranks for each in rank}, key=list(_PASS_COLOURS).index)
-    legend = "".join(
-        f'<li><svg viewBox="0 0 16 8" aria-hidden="true"><rect width="16" height="8" fill="{_colour(kind)}"/></svg> '
-        f"{text(_NAMES[kind])}</li>"
-        for kind in kinds
+def _facts(plan: TrainingPlan) -> list[tuple[str, str]]:
+    # Over 117 readings of sources that were not looked at for the rules: docs/notebook/memory.md.
+    error = (
+        "published readings of other programs, which nothing was fitted to, are 16 % off in the median; hlat's own "
+        "processes are within 8 % on CPUs, and were never measured on accelerators"
     )
-    summary = f"{title}: {len(timeline.ranks)} pipeline ranks, {format_tick(total)} seconds"
-    name = text(title)
-    return (
-        f'<figure class="timeline"><figcaption>{name}</figcaption><div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{name}"><svg class="wide" viewBox="0 0 {_WIDTH} {bottom + 24}" role="img" '
-        f'aria-label="{text(summary)}"><title>{name}</title>{"".join(shapes)}</svg></div>'
-        f'<ul class="legend">{legend}<li>empty: waiting; axis in seconds</li></ul></figure>'
+    return [*plan_facts(plan), ("memory", error)]
+
+
+def _layouts(plan: TrainingPlan) -> Html:
+    """The table of all layouts, with the columns of the command line."""
+    front = {id(planned) for _, planned in pareto_front_of_plans([plan])}
+    rows = []
+    for planned in (plan.chosen, *plan.alternatives):
+        said = layout_json(plan.request, planned)
+        marks = (id(planned) in front, len(plan.ranked) > 1 and plan.may_be_fastest(planned))
+        cells = [cell(planned, said) for cell in OF_THE_PAGE.values()]
+        rows.append([_name(planned), *cells, *("yes" if mark else "" for mark in marks)])
+    heads = ("layout", *OF_THE_PAGE, "frontier", "may be fastest")
+    return table(heads, rows, caption="As --layout takes them, the choice first; 4 of 5: days of 4 of 5 runs", marked=0)
+
+
+_FARTHEST = 1.5  # times the fastest layout of the slowest cluster: where the first view ends
+
+
+def _time_and_memory(plans: Sequence[TrainingPlan]) -> Iterator[Html]:
+    """Yield the chart of every layout by days and memory, with the Pareto frontier of each cluster, and its meaning."""
+    dots, names = list[Dot](), [plan.request.cluster.name for plan in plans]
+    for group, plan in enumerate(plans):
+        every = [plan.chosen, *plan.alternatives]
+        points = [(one.days, one.peak_memory / _GIB) for one in every]
+        best = pareto_indices(points)
+        dots += [
+            Dot(*point, group, _name(one), _says(names[group], one), place in best, one is plan.chosen)
+            for place, (point, one) in enumerate(zip(points, every, strict=True))
+        ]
+    if len(dots) < 2:
+        return
+    last = _FARTHEST * max(min(dot.x for dot in dots if dot.group == group) for group in range(len(plans)))
+    yield scatter_chart("Time and memory of every layout", dots, names, "days", "GiB of a device", until=last)
+    hidden = sum(dot.x > last for dot in dots)
+    more = f" {plural(hidden, 'slower layout')} to the right of this view: Reset shows all." if hidden else ""
+    yield paragraph(f"Star: chosen. Filled, on the dotted line: no layout is better in time and memory at once.{more}")
+
+
+def _cost_and_time(plans: Sequence[TrainingPlan]) -> Iterator[Html]:
+    """Yield the chart of each cluster's choice by days and cost, if there are two prices, and its meaning."""
+    names, chosen = [plan.request.cluster.name for plan in plans], [plan.chosen for plan in plans]
+    dots = [
+        Dot(one.days, one.cost_usd, group, name, _says(name, one), chosen=True, spread=one.interval.around(1))
+        for group, (name, one) in enumerate(zip(names, chosen, strict=True))
+        if one.cost_usd is not None
+    ]
+    if len(dots) > 1:
+        yield scatter_chart("Cost against the deadline", dots, names, "days", "USD", height=360)
+        yield paragraph("Line: range of 4 of 5 runs. One that ends left of your deadline keeps it in 9 of 10.")
+
+
+def _says(cluster: str, one: LayoutPrediction) -> str:
+    terms = f"{one.peak_memory / _GIB:.1f} GiB, MFU {one.mfu:.1%}"
+    return "\n".join(filter(None, [cluster, days_text(one), usd_words(one), terms]))
+
+
+def _name(one: LayoutPrediction) -> str:
+    """A layout as ``--layout`` takes it, with spaces at which a line may break."""
+    return layout_text(one.candidate).replace(",", ", ")
+
+
+def _memory(plan: TrainingPlan, ranks: Sequence[int]) -> Html:
+    """Bars of what fills the memory of a device, for some pipeline ranks."""
+    limit, memory = plan.request.cluster.memory_bytes, plan.chosen.memory
+    fullest = f": {memory[ranks[0]].total / _GIB:.1f} of {limit / _GIB:.0f} GiB" if len(ranks) == 1 else ""
+    return bar_chart(
+        f"Memory of a device{fullest}",
+        {f"rank {rank}": _sorted(memory[rank].components()) for rank in ranks},
+        lambda size: f"{size / _GIB:.2f} GiB",
+        unit="GiB",
+        scale=_GIB,
+        limit=limit,
+        limit_name=f"{limit / _GIB:.0f} GiB",
     )
 
 
-_NAMES = {
-    "forward": "forward",
-    "backward": "backward",
-    "input": "backward, gradients of inputs",
-    "weight": "backward, gradients of weights",
-}
+def _step(plan: TrainingPlan) -> Html:
+    parts = {COMPONENT_NAMES[name]: seconds for name, seconds in plan.chosen.components.items()}
+    total = plan.chosen.step_seconds
+    return bar_chart(f"Time of a step: {duration(total)}", {"": _sorted(parts)}, duration, unit="seconds")
 
 
-def _colour(kind: str) -> str:
-    return colour(_PASS_COLOURS[kind])
+def _sorted(parts: Mapping[str, float]) -> dict[str, float]:
+    """The parts of a bar, largest first, and the sum of those too small to be told apart."""
+    least = _LEAST_PART * sum(parts.values())
+    large = sorted((name for name, size in parts.items() if size >= least), key=lambda name: -parts[name])
+    return {name: parts[name] for name in large} | {"other": sum(size for size in parts.values() if size < least)}
 
 
+_LEAST_PART = 0.03  # of a bar
+
+
+def _passes(plan: TrainingPlan) -> Html:
+    """The passes of a step by pipeline rank; of a long step, the first ones."""
+    ranks = step_timeline(plan).ranks
+    first = max(1, _MOST_DRAWN_PASSES // len(ranks))
+    spans = [
+        Span(f"rank {one.rank}", one.kind, one.start, one.stop, f"micro-batch {one.micro_batch}, stage {one.stage}")
+        for passes in ranks
+        for one in passes[:first]
+    ]
+    return timeline_chart("Passes of a step; of a long one, the first", spans, "seconds")
+
+
+_MOST_DRAWN_PASSES = 3000
 _MOST_TRACED_PASSES = 20_000  # more than that, viewers do not show
 
 

@@ -68,6 +68,8 @@ _SHORT: dict[str, Cell] = {"layout": lambda planned, said: layout_text(planned.c
 _WIDE = _LAYOUT | _GIB | _STEP | _SPEED | _RUN | _GOODPUT
 # The ranges of all layouts are in one ratio to their medians: the headline has that of the choice.
 _NARROW = _GIB | _STEP | {head: cell for head, cell in _RUN.items() if head != "4 of 5"} | _SHORT
+OF_THE_PAGE = _GIB | _STEP | _SPEED | _RUN
+"""Columns of a layout on the plan's page."""
 _SUMMARY: dict[str, Cell] = {
     "days": _RUN["days"],
     "4 of 5": _RUN["4 of 5"],
@@ -82,7 +84,7 @@ def plan_lines(plans: Sequence[TrainingPlan], columns: int, *, layouts: bool = T
     # By identity: predictions hold dictionaries, so they have no hash.
     front = {id(planned) for _, planned in pareto_front_of_plans(list(plans))}
     if len(plans) > 1:
-        yield from table_lines(list(_summary(plans)), columns)
+        yield from table_lines(list(summary(plans)), columns)
         yield from [""] if layouts else []
     if not layouts:
         for mark in _notes(plans):
@@ -108,7 +110,7 @@ def headline(plan: TrainingPlan) -> str:
     return f"{plan.request.cluster.name}: {outlook(plan.chosen)}, in 4 of 5 runs"
 
 
-def _summary(plans: Sequence[TrainingPlan]) -> Iterator[list[str]]:
+def summary(plans: Sequence[TrainingPlan]) -> Iterator[list[str]]:
     """Yield the heads and a row for each cluster: its choice."""
     yield ["cluster", "chips", *_SUMMARY]
     for plan in plans:
