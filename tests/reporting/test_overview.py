@@ -45,7 +45,7 @@ def test_a_run_shows_its_last_numbers_curve_and_recipe(runs: list[Path]) -> None
 
 
 def test_what_is_shown_of_a_run_fits_a_screen_however_often_it_was_started(runs: list[Path]) -> None:
-    """Of attempts the last three are shown, and of the recipe what is no default; ``-v`` lists all."""
+    """The last three attempts are shown, and of the recipe what is no default; ``-v`` lists all."""
     attempts = runs[1] / "attempts.jsonl"
     for count in (3, 300):
         attempts.write_text(

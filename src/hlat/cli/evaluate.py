@@ -269,4 +269,4 @@ def generate(
             seed=seed,
             weights=weights,
         )
-    say(prompt + new)
+    say(prompt + new, exact=True)

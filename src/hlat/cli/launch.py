@@ -258,7 +258,7 @@ def local_command(
     )
     if dry_run:
         for command in done.commands:
-            say(command)
+            say(command, exact=True)
     # The exit code of the run, so that scripts and schedulers can tell a stop from a failure.
     raise typer.Exit(done.exit_code)
 

@@ -28,7 +28,7 @@ _MOST_LETTERS = 60
 _MOST_CHARACTERS = 160  # of a value of the recipe
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _COLUMNS = ("run", "state", "step", "loss", "validation", "tokens", "tokens/s", "size", "updated, UTC")
-_LEAST = ("size", "tokens", "updated, UTC")  # left out of a terminal that is too narrow, the first one first
+_LEAST = ("updated, UTC", "size", "tokens")  # left out of a terminal that is too narrow, the first one first
 
 
 def register(app: typer.Typer) -> None:

@@ -94,10 +94,10 @@ def ready(*, hears_sigterm: bool = False, works: bool = False) -> None:
         typer.echo(line, err=True)
 
 
-def say(text: str = "", level: str = "info") -> None:
+def say(text: str = "", level: str = "info", *, exact: bool = False) -> None:
     """Print text to standard output, control characters as escapes: everything that verbs print goes through here."""
-    # Several lines are a file, script or table, which stays as it is.
-    shown = escape_controls(text) if "\n" in text else _readable(text, sys.stdout)
+    # Several lines are a file or script, which stays as it is, as does a command: people copy them.
+    shown = escape_controls(text) if exact or "\n" in text else _readable(text, sys.stdout)
     typer.echo(json_line("message", text, level=level) if prints_json() else shown)
 
 
