@@ -16,7 +16,7 @@ messages that wait for each other). In 104 published sweeps that chooses as well
 
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -49,6 +49,7 @@ _PER_DEGREES = 3  # finalists with the same degrees
 _MEMORY_FINALISTS = 6  # more finalists, each needing less memory than every faster layout
 _DAY = 86400.0
 _PASS_COMPONENTS = ("products", "attention", "pointwise", "gaps", "recomputed", "host", "tensor", "context", "head")
+StepAndPasses = tuple[dict[str, float], StageTimes]  # seconds of a step by component, and of its passes by stage
 _MAX_SIMULATED_PASSES = 40_000  # longer steps keep the result of the formula
 
 
@@ -118,16 +119,17 @@ def search(request: PlanRequest, *, clock: Callable[[], float] = time.perf_count
 
 
 def rank_again(request: PlanRequest, found: SearchResult) -> list[LayoutPrediction]:
-    """Rank the layouts of a search for a request that differs in rates of links only; fastest first."""
+    """Rank the fastest layouts of a search, those that tie, for a request that differs in rates of links only."""
     times = step_times(workload_columns(request, found.layouts))
     fastest = finalists(found.layouts, by_step(times))
-    return _completed(request, found.layouts, times, fastest)
+    known = {id(one.candidate): one.memory for one in found.ranked}  # links do not change it
+    return _completed(request, found.layouts, times, fastest, _TIED, known)
 
 
 def predict_layout(request: PlanRequest, candidate: Candidate) -> LayoutPrediction:
     """Predict one layout, even if it does not fit."""
     times = step_times(workload_columns(request, [candidate]))
-    return complete_prediction(request, candidate, times, 0)
+    return _complete(request, candidate, _step_and_passes(request, candidate, times.row(0)), {})
 
 
 def _best(
@@ -152,13 +154,29 @@ def by_step(times: StepTimes) -> list[int]:
 
 
 def _completed(
-    request: PlanRequest, layouts: Sequence[Candidate], times: StepTimes, indices: Iterable[int]
+    request: PlanRequest,
+    layouts: Sequence[Candidate],
+    times: StepTimes,
+    indices: Iterable[int],
+    within: float = inf,
+    known: Mapping[int, dict[int, RankMemory]] | None = None,
 ) -> list[LayoutPrediction]:
-    """Complete predictions of those of some layouts that fit by the exact count, fastest first."""
-    found = [complete_prediction(request, layouts[index], times, index) for index in indices]
+    """Complete predictions of those of some layouts that fit by the exact count, fastest first.
+
+    Args:
+        within: those slower by more than this factor than the fastest of them are left out.
+        known: memory of some layouts, by identity.
+    """
+    steps = {index: _step_and_passes(request, layouts[index], times.row(index)) for index in indices}
     limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
-    fitting = [prediction for prediction in found if prediction.peak_memory <= limit]
-    return sorted(fitting, key=lambda one: (one.step_seconds, one.peak_memory))
+    found: list[LayoutPrediction] = []
+    for index in sorted(steps, key=lambda one: _seconds(steps[one])):
+        if found and _seconds(steps[index]) > within * found[0].step_seconds:
+            break
+        prediction = _complete(request, layouts[index], steps[index], known or {})
+        if prediction.peak_memory <= limit:
+            found.append(prediction)
+    return sorted(found, key=lambda one: (one.step_seconds, one.peak_memory))
 
 
 def finalists(layouts: Sequence[Candidate], order: Iterable[int]) -> list[int]:
@@ -201,11 +219,20 @@ def workload_columns(request: PlanRequest, layouts: Sequence[Candidate]) -> Work
         window=model.sliding_window or inf,
     )
     optimizer = _optimizer_cost(request)
-    return WorkloadColumns(
+    # Thousands of layouts share their section, and with it all but two fields.
+    index_by_section: dict[tuple[int, int], int] = {}
+    rows = [index_by_section.setdefault((id(one.parallel), one.data), len(index_by_section)) for one in layouts]
+    firsts = dict(zip(reversed(rows), reversed(layouts), strict=True))
+    shared = WorkloadColumns(
         [
-            Workload(shape, candidate.step_layout(request), hlat_profile(request, candidate), device, optimizer)
-            for candidate in layouts
+            Workload(shape, one.step_layout(request), hlat_profile(request, one), device, optimizer)
+            for one in map(firsts.__getitem__, sorted(firsts))
         ]
+    )
+    return shared.take(
+        np.array(rows, dtype=np.intp),
+        micro_batch=np.array([one.micro_batch for one in layouts], dtype=np.float64),
+        recompute=np.array([RECOMPUTE_POLICIES.index(one.recompute) for one in layouts], dtype=np.float64),
     )
 
 
@@ -221,11 +248,15 @@ def _optimizer_cost(request: PlanRequest) -> OptimizerCost:
     )
 
 
-def complete_prediction(request: PlanRequest, candidate: Candidate, times: StepTimes, index: int) -> LayoutPrediction:
-    """Add simulation, memory, failures and cost to row ``index`` of the step times."""
-    components, stage_times = _step_and_passes(request, candidate, times.row(index))
-    step = sum(components.values())
-    memory = {rank: rank_memory(request, candidate, rank) for rank in ranks_of_interest(request, candidate)}
+def _complete(
+    request: PlanRequest, candidate: Candidate, passes: StepAndPasses, known: Mapping[int, dict[int, RankMemory]]
+) -> LayoutPrediction:
+    """Add memory, failures and cost to a step; ``known`` memory by identity of the layout."""
+    components, stage_times = passes
+    step = _seconds(passes)
+    memory = known.get(id(candidate)) or {
+        rank: rank_memory(request, candidate, rank) for rank in ranks_of_interest(request, candidate)
+    }
     speed = request.tokens_per_step / step
     device = request_device(request)
     flops = flops_per_token(request.model, request.sequence, "causal")
@@ -259,13 +290,15 @@ def _ramp_delay(request: PlanRequest, candidate: Candidate, speed: float) -> flo
 
 def step_seconds(request: PlanRequest, candidate: Candidate) -> float:
     """Predict a step of one layout, without memory, failures and cost."""
-    components, _ = _step_and_passes(request, candidate, step_times(workload_columns(request, [candidate])).row(0))
-    return sum(components.values())
+    times = step_times(workload_columns(request, [candidate]))
+    return _seconds(_step_and_passes(request, candidate, times.row(0)))
 
 
-def _step_and_passes(
-    request: PlanRequest, candidate: Candidate, row: dict[str, float]
-) -> tuple[dict[str, float], StageTimes]:
+def _seconds(passes: StepAndPasses) -> float:
+    return sum(passes[0].values())
+
+
+def _step_and_passes(request: PlanRequest, candidate: Candidate, row: dict[str, float]) -> StepAndPasses:
     """Seconds of a step by component, its pipeline simulated, and of the passes of each stage."""
     stage_times = _stage_times(request, candidate, row)
     components = {name: row[name] for name in STEP_COMPONENTS}
@@ -315,6 +348,7 @@ def _saved_bytes(request: PlanRequest) -> float:
 
 TIE_TOLERANCE = 0.02
 """Predicted times that differ by less than this share are a tie."""
+_TIED = 1 + TIE_TOLERANCE
 
 
 def plainest(steps: Sequence[float], peaks: Sequence[float], complexities: Sequence[tuple[float, ...]]) -> int:
@@ -322,7 +356,7 @@ def plainest(steps: Sequence[float], peaks: Sequence[float], complexities: Seque
 
     ``steps`` are seconds, ``peaks`` memory in any unit. One that another beats in both is not taken.
     """
-    limit = (1 + TIE_TOLERANCE) * min(steps)
+    limit = _TIED * min(steps)
     tied = [index for index, step in enumerate(steps) if step <= limit]
 
     # Who beats a tied layout is faster, so tied as well.
@@ -352,19 +386,20 @@ def break_tie(request: PlanRequest, ranked: Sequence[LayoutPrediction]) -> Layou
 
 def best_layout(request: PlanRequest) -> LayoutPrediction | None:
     """Predict the layout that a plan of the request takes; None if none fits."""
-    ranked = fastest_layouts(request)
+    ranked = fastest_layouts(request, _TIED)
     # A plan may take another, equally fast one: it also looks at layouts that need less memory, which may be plainer.
     return break_tie(request, ranked) if ranked else None
 
 
-def fastest_layouts(request: PlanRequest) -> list[LayoutPrediction]:
-    """Predictions of the finalists that fit, fastest first; empty without any."""
+def fastest_layouts(request: PlanRequest, within: float = inf) -> list[LayoutPrediction]:
+    """Predictions of the finalists that fit, up to ``within`` times the fastest step, fastest first."""
     tried = list(candidates(request))
     if not tried:
         return []
     times = step_times(workload_columns(request, tried))
     limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
-    return _completed(request, tried, times, finalists(tried, fitting_positions(request, tried, by_step(times), limit)))
+    fastest = finalists(tried, fitting_positions(request, tried, by_step(times), limit))
+    return _completed(request, tried, times, fastest, within)
 
 
 def fitting_positions(
