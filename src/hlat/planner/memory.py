@@ -174,6 +174,7 @@ def device_overhead(chip_family: str | None, transient: float) -> tuple[float, f
     return _RUNTIME_BYTES.get(family, _OTHER_RUNTIME_BYTES), share * transient
 
 
+Estimates = dict[int, list[float]]  # of a request's layouts, by identity
 _MOST_CHECKS = 24  # of about 10 ms each
 _FURTHEST_ESTIMATE = 1.5  # times the limit; estimates of random layouts were at most 1.37 times the exact count
 
@@ -198,15 +199,19 @@ def estimated_ranks(request: PlanRequest, candidate: Candidate, most: float | No
 class ExactChecks:
     """Check of which layouts fit in ``limit`` bytes; doubtful ones are counted exactly while checks last."""
 
-    def __init__(self, request: PlanRequest, limit: float) -> None:
+    def __init__(self, request: PlanRequest, limit: float, known: Estimates | None = None) -> None:
         self._request, self._limit = request, limit
+        self._known: Estimates = {} if known is None else known
         self._left = _MOST_CHECKS
         self.furthest = _FURTHEST_ESTIMATE * limit
         self.found = 0  # layouts that fit though their estimate does not
 
     def estimates(self, layout: Candidate) -> list[float]:
         """Estimate the bytes of the ranks that may need most, up to one that says that the layout cannot fit."""
-        return estimated_ranks(self._request, layout, self.furthest)
+        found = self._known.get(id(layout))
+        if found is None:
+            found = self._known[id(layout)] = estimated_ranks(self._request, layout, self.furthest)
+        return found
 
     def may_fit(self, layout: Candidate, estimates: Sequence[float]) -> bool:
         """True if the layout fits by the estimates of its ranks, or might with layers divided unevenly."""

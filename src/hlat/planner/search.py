@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 
 import numpy as np
@@ -29,7 +30,7 @@ from hlat.planner.cost.calibration import RatioInterval, shipped_interval
 from hlat.planner.cost.goodput import Reliability, predict_reliability
 from hlat.planner.cost.program import hlat_profile
 from hlat.planner.cost.step_time import STEP_COMPONENTS, StageTimes, StepTimes, Timeline, simulate_pipeline, step_times
-from hlat.planner.memory import ExactChecks, RankMemory, estimated_ranks, rank_memory, ranks_of_interest
+from hlat.planner.memory import Estimates, ExactChecks, RankMemory, estimated_ranks, rank_memory, ranks_of_interest
 from hlat.planner.problem.devices import request_device
 from hlat.planner.problem.layouts import Candidate, candidates
 from hlat.planner.problem.request import PlanRequest
@@ -121,7 +122,7 @@ def search(request: PlanRequest, *, clock: Callable[[], float] = time.perf_count
 def rank_again(request: PlanRequest, found: SearchResult) -> list[LayoutPrediction]:
     """Rank the fastest layouts of a search, those that tie, for a request that differs in rates of links only."""
     times = step_times(workload_columns(request, found.layouts))
-    fastest = finalists(found.layouts, by_step(times))
+    fastest = finalists(found.layouts, _by_step(times))
     known = {id(one.candidate): one.memory for one in found.ranked}  # links do not change it
     return _completed(request, found.layouts, times, fastest, _TIED, known)
 
@@ -141,14 +142,14 @@ def _best(
     layouts, needs = zip(*possible, strict=True)
     peaks = [max(ranks) for ranks in needs]
     times = step_times(workload_columns(request, layouts))
-    order = by_step(times)
+    order = _by_step(times)
     # Exact checks are few and cost time: they are spent in the order of step time, while finalists are wanted.
     fastest = finalists(layouts, (index for index in order if checks.fits(layouts[index], needs[index])))
     sparing = _memory_finalists(peaks, [index for index in order if peaks[index] <= limit])
     return _completed(request, layouts, times, {**dict.fromkeys(fastest), **dict.fromkeys(sparing)})
 
 
-def by_step(times: StepTimes) -> list[int]:
+def _by_step(times: StepTimes) -> list[int]:
     """Positions of the layouts, fastest first."""
     return [int(index) for index in np.argsort(times.step, kind="stable")]
 
@@ -179,16 +180,24 @@ def _completed(
     return sorted(found, key=lambda one: (one.step_seconds, one.peak_memory))
 
 
-def finalists(layouts: Sequence[Candidate], order: Iterable[int]) -> list[int]:
-    """Indices of the fastest candidates, at most three with the same degrees, so that alternatives differ."""
+def finalists(
+    layouts: Sequence[Candidate],
+    order: Iterable[int],
+    fitting: Callable[[Iterator[int]], Iterable[int]] = lambda wanted: wanted,
+) -> list[int]:
+    """Indices of the fastest candidates, at most three with the same degrees, so that alternatives differ.
+
+    ``fitting`` yields those that fit of some, the next after it is taken.
+    """
     chosen: list[int] = []
     chosen_by_degrees: Counter[tuple[int, ...]] = Counter()
-    for index in order:
-        candidate = layouts[index]
-        degrees = (candidate.tensor, candidate.pipeline, candidate.context)
-        if chosen_by_degrees[degrees] < _PER_DEGREES:
-            chosen_by_degrees[degrees] += 1
-            chosen.append(index)
+
+    def degrees(index: int) -> tuple[int, ...]:
+        return layouts[index].tensor, layouts[index].pipeline, layouts[index].context
+
+    for index in fitting(one for one in order if chosen_by_degrees[degrees(one)] < _PER_DEGREES):
+        chosen_by_degrees[degrees(index)] += 1
+        chosen.append(index)
         if len(chosen) == _FINALISTS:
             break
     return chosen
@@ -384,42 +393,64 @@ def break_tie(request: PlanRequest, ranked: Sequence[LayoutPrediction]) -> Layou
     return ranked[plainest([one.step_seconds for one in ranked], [one.peak_memory for one in ranked], complexities)]
 
 
-def best_layout(request: PlanRequest) -> LayoutPrediction | None:
+class Listing:
+    """The candidate layouts of a request, and what several questions about them share."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        self.request = request
+        self.layouts = list(candidates(request))
+        self.estimates: Estimates = {}  # of memory, as far as they were needed
+
+    @cached_property
+    def times(self) -> StepTimes:
+        """Step times by the formulas."""
+        return step_times(workload_columns(self.request, self.layouts))
+
+    @cached_property
+    def order(self) -> list[int]:
+        """Positions of the layouts, fastest first."""
+        return _by_step(self.times)
+
+
+def best_layout(request: PlanRequest, listing: Listing | None = None) -> LayoutPrediction | None:
     """Predict the layout that a plan of the request takes; None if none fits."""
-    ranked = fastest_layouts(request, _TIED)
+    ranked = fastest_layouts(request, listing, _TIED)
     # A plan may take another, equally fast one: it also looks at layouts that need less memory, which may be plainer.
     return break_tie(request, ranked) if ranked else None
 
 
-def fastest_layouts(request: PlanRequest, within: float = inf) -> list[LayoutPrediction]:
+def fastest_layouts(
+    request: PlanRequest, listing: Listing | None = None, within: float = inf
+) -> list[LayoutPrediction]:
     """Predictions of the finalists that fit, up to ``within`` times the fastest step, fastest first."""
-    tried = list(candidates(request))
-    if not tried:
+    listing = listing or Listing(request)
+    if not listing.layouts:
         return []
-    times = step_times(workload_columns(request, tried))
-    limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
-    fastest = finalists(tried, fitting_positions(request, tried, by_step(times), limit))
-    return _completed(request, tried, times, fastest, within)
+    fastest = finalists(listing.layouts, listing.order, lambda wanted: fitting_positions(listing, wanted))
+    return _completed(request, listing.layouts, listing.times, fastest, within)
 
 
-def fitting_positions(
-    request: PlanRequest, tried: Sequence[Candidate], order: Sequence[int], limit: float
-) -> Iterator[int]:
-    """Yield positions of the layouts that fit in ``limit`` bytes: by estimate, or counted where that is doubtful.
+def fitting_positions(listing: Listing, order: Iterable[int], share: float = USABLE_MEMORY_SHARE) -> Iterator[int]:
+    """Yield positions of the layouts that fit in ``share`` of the memory: by estimate, or counted if that is doubtful.
 
-    ``tried`` has every choice of what is kept for backward; ``order`` has positions, the most wanted first.
+    The listing has every choice of what is kept for backward; ``order`` has positions, the most wanted first.
     """
     # Of the layouts that differ only in what they keep for backward, the one that recomputes most needs least
     # memory (of a recipe's layouts, the one policy). Where it does not fit, none of them does.
+    tried = listing.layouts
     by_need = sorted(tried, key=lambda one: RECOMPUTE_POLICIES.index(one.recompute))  # the last of equal keys is kept
     smallest = {_but_for_recomputation(one): one for one in by_need}
-    possible: dict[Hashable, bool] = {}
-    checks = ExactChecks(request, limit)
+    impossible: set[Hashable] = set()
+    limit = share * listing.request.cluster.memory_bytes
+    checks = ExactChecks(listing.request, limit, listing.estimates)
     for index in order:
         key = _but_for_recomputation(tried[index])
-        if key not in possible:
-            possible[key] = checks.may_fit(smallest[key], checks.estimates(smallest[key]))
-        if possible[key] and checks.fits(tried[index], checks.estimates(tried[index])):
+        if key in impossible:
+            continue
+        estimates = checks.estimates(tried[index])
+        if max(estimates) > limit and not checks.may_fit(smallest[key], checks.estimates(smallest[key])):
+            impossible.add(key)
+        elif checks.fits(tried[index], estimates):
             yield index
 
 
