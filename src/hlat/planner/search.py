@@ -93,7 +93,7 @@ class SearchResult:
     ranked: list[LayoutPrediction]  # the best layouts, fastest first
     tried: int
     fitting: int  # candidates that fit into memory, of those tried
-    least_memory: tuple[Candidate, float] | None  # with its bytes; None without candidates
+    least_memory: tuple[Candidate, float] | None  # where nothing fits, with its bytes; None without candidates
     seconds: float  # duration of the search
     layouts: Sequence[Candidate]  # that fit, all but the doubtful ones that nobody had to count
 
@@ -103,20 +103,49 @@ def search(request: PlanRequest, *, clock: Callable[[], float] = time.perf_count
     begin = clock()
     tried = list(candidates(request))
     limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
-    checks = ExactChecks(request, limit)
-    # The memory of all, since the search also reports layouts that need little. ``best_layout`` need not.
-    needs = [checks.estimates(candidate) for candidate in tried]
-    peaks = [max(ranks) for ranks in needs]
-    if tried and min(peaks) > checks.furthest:  # the smallest may be one whose estimates ended early
-        peaks = [max(estimated_ranks(request, candidate)) for candidate in tried]
-    least = min(zip(peaks, range(len(tried)), strict=True), default=None)
-    possible = [one for one in zip(tried, needs, strict=True) if checks.may_fit(*one)]
-    ranked = _best(request, possible, limit, checks)
-    fitting = sum(peak <= limit for peak in peaks) + checks.found
-    smallest = None if least is None else (tried[least[1]], least[0])
+    checks = ExactChecks(request, limit, {})
+    fitting, doubtful = _by_memory(tried, limit, checks)
+    possible = sorted(fitting.keys() | doubtful)
+    ranked = _best(request, [tried[index] for index in possible], [fitting.get(index) for index in possible], checks)
     counted = {id(prediction.candidate) for prediction in ranked}
-    sure = [one for one, peak in zip(tried, peaks, strict=True) if peak <= limit or id(one) in counted]
-    return SearchResult(ranked, len(tried), fitting, smallest, clock() - begin, sure)
+    sure = [one for index, one in enumerate(tried) if index in fitting or id(one) in counted]
+    least = None if ranked or not tried else _least_memory(request, tried, checks)
+    return SearchResult(ranked, len(tried), len(fitting) + checks.found, least, clock() - begin, sure)
+
+
+def _by_memory(tried: Sequence[Candidate], limit: float, checks: ExactChecks) -> tuple[dict[int, float], set[int]]:
+    """Positions of the layouts that fit by their estimates, with bytes below which none of them is, and the doubtful.
+
+    Of the layouts that differ in what they keep for backward, most are judged by those that keep least and most.
+    """
+    fitting: dict[int, float] = {}
+    doubtful: set[int] = set()
+    for alike in _alike(tried).values():
+        least = checks.estimates(tried[alike[-1]])
+        if not checks.may_fit(tried[alike[-1]], least):
+            continue
+        if max(checks.estimates(tried[alike[0]])) <= limit:
+            fitting |= dict.fromkeys(alike, max(least))
+            continue
+        for index in alike:
+            estimates = checks.estimates(tried[index])
+            if max(estimates) <= limit:
+                fitting[index] = max(least)
+            elif checks.may_fit(tried[index], estimates):
+                doubtful.add(index)
+    return fitting, doubtful
+
+
+def _least_memory(request: PlanRequest, tried: Sequence[Candidate], checks: ExactChecks) -> tuple[Candidate, float]:
+    """The layout that needs least by its estimate, and its bytes."""
+    smallest = {index[-1]: index for index in _alike(tried).values()}
+    peaks = {index: max(checks.estimates(tried[index])) for index in smallest}
+    if min(peaks.values()) > checks.furthest:  # the smallest may be one whose estimates ended early
+        peaks = {index: max(estimated_ranks(request, tried[index])) for index in smallest}
+    least = min(peaks.values())
+    # Of equal ones the first.
+    equal = (one for index, alike in smallest.items() if peaks[index] == least for one in alike)
+    return tried[min(one for one in equal if max(estimated_ranks(request, tried[one])) == least)], least
 
 
 def rank_again(request: PlanRequest, found: SearchResult) -> list[LayoutPrediction]:
@@ -134,18 +163,32 @@ def predict_layout(request: PlanRequest, candidate: Candidate) -> LayoutPredicti
 
 
 def _best(
-    request: PlanRequest, possible: list[tuple[Candidate, list[float]]], limit: float, checks: ExactChecks
+    request: PlanRequest, layouts: Sequence[Candidate], floors: Sequence[float | None], checks: ExactChecks
 ) -> list[LayoutPrediction]:
-    """Complete predictions of the finalists that fit by the exact count, fastest first."""
-    if not possible:
+    """Complete predictions of the finalists that fit by the exact count, fastest first.
+
+    ``floors`` are bytes that the layouts need at least, of those that fit by their estimates; None for doubtful ones.
+    """
+    if not layouts:
         return []
-    layouts, needs = zip(*possible, strict=True)
-    peaks = [max(ranks) for ranks in needs]
     times = step_times(workload_columns(request, layouts))
     order = _by_step(times)
+
+    def fits(index: int) -> bool:
+        return floors[index] is not None or checks.fits(layouts[index], checks.estimates(layouts[index]))
+
     # Exact checks are few and cost time: they are spent in the order of step time, while finalists are wanted.
-    fastest = finalists(layouts, (index for index in order if checks.fits(layouts[index], needs[index])))
-    sparing = _memory_finalists(peaks, [index for index in order if peaks[index] <= limit])
+    fastest = finalists(layouts, filter(fits, order))
+    front: list[int] = []  # of time and memory
+    least = inf
+    for index in order:
+        floor = floors[index]
+        if floor is not None and floor < least and (peak := max(checks.estimates(layouts[index]))) < least:
+            front.append(index)
+            least = peak
+    stride = max(1, -(-len(front) // _MEMORY_FINALISTS))
+    # Some of the front, from the end, so that the one with least memory is always taken.
+    sparing = front[::-1][::stride]
     return _completed(request, layouts, times, {**dict.fromkeys(fastest), **dict.fromkeys(sparing)})
 
 
@@ -164,9 +207,7 @@ def _completed(
 ) -> list[LayoutPrediction]:
     """Complete predictions of those of some layouts that fit by the exact count, fastest first.
 
-    Args:
-        within: those slower by more than this factor than the fastest of them are left out.
-        known: memory of some layouts, by identity.
+    Those slower than ``within`` times the fastest of them are left out; ``known`` is memory of some, by identity.
     """
     steps = {index: _step_and_passes(request, layouts[index], times.row(index)) for index in indices}
     limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
@@ -201,17 +242,6 @@ def finalists(
         if len(chosen) == _FINALISTS:
             break
     return chosen
-
-
-def _memory_finalists(peaks: Sequence[float], order: list[int]) -> list[int]:
-    """Indices of some candidates on the Pareto front of time and memory, with the one of least memory."""
-    front: list[int] = []
-    for index in order:
-        if not front or peaks[index] < peaks[front[-1]]:
-            front.append(index)
-    stride = max(1, -(-len(front) // _MEMORY_FINALISTS))
-    # From the end, so that the one with least memory is always taken.
-    return front[::-1][::stride]
 
 
 def workload_columns(request: PlanRequest, layouts: Sequence[Candidate]) -> WorkloadColumns:
@@ -435,11 +465,7 @@ def fitting_positions(listing: Listing, order: Iterable[int], share: float = USA
 
     The listing has every choice of what is kept for backward; ``order`` has positions, the most wanted first.
     """
-    # Of the layouts that differ only in what they keep for backward, the one that recomputes most needs least
-    # memory (of a recipe's layouts, the one policy). Where it does not fit, none of them does.
-    tried = listing.layouts
-    by_need = sorted(tried, key=lambda one: RECOMPUTE_POLICIES.index(one.recompute))  # the last of equal keys is kept
-    smallest = {_but_for_recomputation(one): one for one in by_need}
+    tried, smallest = listing.layouts, {key: alike[-1] for key, alike in _alike(listing.layouts).items()}
     impossible: set[Hashable] = set()
     limit = share * listing.request.cluster.memory_bytes
     checks = ExactChecks(listing.request, limit, listing.estimates)
@@ -448,10 +474,22 @@ def fitting_positions(listing: Listing, order: Iterable[int], share: float = USA
         if key in impossible:
             continue
         estimates = checks.estimates(tried[index])
-        if max(estimates) > limit and not checks.may_fit(smallest[key], checks.estimates(smallest[key])):
+        least = tried[smallest[key]]
+        if max(estimates) > limit and not checks.may_fit(least, checks.estimates(least)):
             impossible.add(key)
         elif checks.fits(tried[index], estimates):
             yield index
+
+
+def _alike(layouts: Sequence[Candidate]) -> dict[Hashable, list[int]]:
+    """Positions of the layouts that differ only in what they keep for backward, the one that keeps most first.
+
+    The last one recomputes most and needs least memory: where it does not fit, none of them does.
+    """
+    found: dict[Hashable, list[int]] = {}
+    for index, layout in enumerate(layouts):  # in the order of ``candidates``
+        found.setdefault(_but_for_recomputation(layout), []).append(index)
+    return found
 
 
 def _but_for_recomputation(layout: Candidate) -> Hashable:
