@@ -177,6 +177,7 @@ def device_overhead(chip_family: str | None, transient: float) -> tuple[float, f
     return _RUNTIME_BYTES.get(family, _OTHER_RUNTIME_BYTES), share * transient
 
 
+Estimates = dict[int, list[float]]  # of a request's layouts, by identity
 _MOST_CHECKS = 24  # of about 10 ms each
 # Times the limit: a layout of which the estimate is above that is not counted exactly. The estimate was at most 1.19
 # times the exact count in 1,500 draws of benchmarks/start_verdicts.py, and 1.37 times in layouts with deeper pipelines.
@@ -204,15 +205,19 @@ def estimated_ranks(request: PlanRequest, candidate: Candidate, most: float | No
 class ExactChecks:
     """Check of which layouts fit in ``limit`` bytes; doubtful ones are counted exactly while checks last."""
 
-    def __init__(self, request: PlanRequest, limit: float) -> None:
+    def __init__(self, request: PlanRequest, limit: float, known: Estimates | None = None) -> None:
         self._request, self._limit = request, limit
+        self._known: Estimates = {} if known is None else known
         self._left = _MOST_CHECKS
         self.furthest = FURTHEST_ESTIMATE * limit
         self.found = 0  # layouts that fit though their estimate does not
 
     def estimates(self, layout: Candidate) -> list[float]:
         """Estimate the bytes of the ranks that may need most, up to one that says that the layout cannot fit."""
-        return estimated_ranks(self._request, layout, self.furthest)
+        found = self._known.get(id(layout))
+        if found is None:
+            found = self._known[id(layout)] = estimated_ranks(self._request, layout, self.furthest)
+        return found
 
     def may_fit(self, layout: Candidate, estimates: Sequence[float]) -> bool:
         """True if the layout fits by the estimates of its ranks, or might with layers divided unevenly."""

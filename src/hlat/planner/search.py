@@ -16,8 +16,9 @@ messages that wait for each other). In 104 published sweeps that chooses as well
 
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 
 import numpy as np
@@ -29,7 +30,7 @@ from hlat.planner.cost.calibration import RatioInterval, shipped_interval
 from hlat.planner.cost.goodput import Reliability, predict_reliability
 from hlat.planner.cost.program import hlat_profile
 from hlat.planner.cost.step_time import STEP_COMPONENTS, StageTimes, StepTimes, Timeline, simulate_pipeline, step_times
-from hlat.planner.memory import ExactChecks, RankMemory, estimated_ranks, rank_memory, ranks_of_interest
+from hlat.planner.memory import Estimates, ExactChecks, RankMemory, estimated_ranks, rank_memory, ranks_of_interest
 from hlat.planner.problem.devices import request_device
 from hlat.planner.problem.layouts import Candidate, candidates
 from hlat.planner.problem.request import PlanRequest
@@ -49,6 +50,7 @@ _PER_DEGREES = 3  # finalists with the same degrees
 _MEMORY_FINALISTS = 6  # more finalists, each needing less memory than every faster layout
 _DAY = 86400.0
 _PASS_COMPONENTS = ("products", "attention", "pointwise", "gaps", "recomputed", "host", "tensor", "context", "head")
+StepAndPasses = tuple[dict[str, float], StageTimes]  # seconds of a step by component, and of its passes by stage
 _MAX_SIMULATED_PASSES = 40_000  # longer steps keep the result of the formula
 
 
@@ -91,7 +93,7 @@ class SearchResult:
     ranked: list[LayoutPrediction]  # the best layouts, fastest first
     tried: int
     fitting: int  # candidates that fit into memory, of those tried
-    least_memory: tuple[Candidate, float] | None  # with its bytes; None without candidates
+    least_memory: tuple[Candidate, float] | None  # where nothing fits, with its bytes; None without candidates
     seconds: float  # duration of the search
     layouts: Sequence[Candidate]  # that fit, all but the doubtful ones that nobody had to count
 
@@ -101,90 +103,145 @@ def search(request: PlanRequest, *, clock: Callable[[], float] = time.perf_count
     begin = clock()
     tried = list(candidates(request))
     limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
-    checks = ExactChecks(request, limit)
-    # The memory of all, since the search also reports layouts that need little. ``best_layout`` need not.
-    needs = [checks.estimates(candidate) for candidate in tried]
-    peaks = [max(ranks) for ranks in needs]
-    if tried and min(peaks) > checks.furthest:  # the smallest may be one whose estimates ended early
-        peaks = [max(estimated_ranks(request, candidate)) for candidate in tried]
-    least = min(zip(peaks, range(len(tried)), strict=True), default=None)
-    possible = [one for one in zip(tried, needs, strict=True) if checks.may_fit(*one)]
-    ranked = _best(request, possible, limit, checks)
-    fitting = sum(peak <= limit for peak in peaks) + checks.found
-    smallest = None if least is None else (tried[least[1]], least[0])
+    checks = ExactChecks(request, limit, {})
+    fitting, doubtful = _by_memory(tried, limit, checks)
+    possible = sorted(fitting.keys() | doubtful)
+    ranked = _best(request, [tried[index] for index in possible], [fitting.get(index) for index in possible], checks)
     counted = {id(prediction.candidate) for prediction in ranked}
-    sure = [one for one, peak in zip(tried, peaks, strict=True) if peak <= limit or id(one) in counted]
-    return SearchResult(ranked, len(tried), fitting, smallest, clock() - begin, sure)
+    sure = [one for index, one in enumerate(tried) if index in fitting or id(one) in counted]
+    least = None if ranked or not tried else _least_memory(request, tried, checks)
+    return SearchResult(ranked, len(tried), len(fitting) + checks.found, least, clock() - begin, sure)
+
+
+def _by_memory(tried: Sequence[Candidate], limit: float, checks: ExactChecks) -> tuple[dict[int, float], set[int]]:
+    """Positions of the layouts that fit by their estimates, with bytes below which none of them is, and the doubtful.
+
+    Of the layouts that differ in what they keep for backward, most are judged by those that keep least and most.
+    """
+    fitting: dict[int, float] = {}
+    doubtful: set[int] = set()
+    for alike in _alike(tried).values():
+        least = checks.estimates(tried[alike[-1]])
+        if not checks.may_fit(tried[alike[-1]], least):
+            continue
+        if max(checks.estimates(tried[alike[0]])) <= limit:
+            fitting |= dict.fromkeys(alike, max(least))
+            continue
+        for index in alike:
+            estimates = checks.estimates(tried[index])
+            if max(estimates) <= limit:
+                fitting[index] = max(least)
+            elif checks.may_fit(tried[index], estimates):
+                doubtful.add(index)
+    return fitting, doubtful
+
+
+def _least_memory(request: PlanRequest, tried: Sequence[Candidate], checks: ExactChecks) -> tuple[Candidate, float]:
+    """The layout that needs least by its estimate, and its bytes."""
+    smallest = {index[-1]: index for index in _alike(tried).values()}
+    peaks = {index: max(checks.estimates(tried[index])) for index in smallest}
+    if min(peaks.values()) > checks.furthest:  # the smallest may be one whose estimates ended early
+        peaks = {index: max(estimated_ranks(request, tried[index])) for index in smallest}
+    least = min(peaks.values())
+    # Of equal ones the first.
+    equal = (one for index, alike in smallest.items() if peaks[index] == least for one in alike)
+    return tried[min(one for one in equal if max(estimated_ranks(request, tried[one])) == least)], least
 
 
 def rank_again(request: PlanRequest, found: SearchResult) -> list[LayoutPrediction]:
-    """Rank the layouts of a search for a request that differs in rates of links only; fastest first."""
+    """Rank the fastest layouts of a search, those that tie, for a request that differs in rates of links only."""
     times = step_times(workload_columns(request, found.layouts))
-    fastest = finalists(found.layouts, by_step(times))
-    return _completed(request, found.layouts, times, fastest)
+    fastest = finalists(found.layouts, _by_step(times))
+    known = {id(one.candidate): one.memory for one in found.ranked}  # links do not change it
+    return _completed(request, found.layouts, times, fastest, _TIED, known)
 
 
 def predict_layout(request: PlanRequest, candidate: Candidate) -> LayoutPrediction:
     """Predict one layout, even if it does not fit."""
     times = step_times(workload_columns(request, [candidate]))
-    return complete_prediction(request, candidate, times, 0)
+    return _complete(request, candidate, _step_and_passes(request, candidate, times.row(0)), {})
 
 
 def _best(
-    request: PlanRequest, possible: list[tuple[Candidate, list[float]]], limit: float, checks: ExactChecks
+    request: PlanRequest, layouts: Sequence[Candidate], floors: Sequence[float | None], checks: ExactChecks
 ) -> list[LayoutPrediction]:
-    """Complete predictions of the finalists that fit by the exact count, fastest first."""
-    if not possible:
+    """Complete predictions of the finalists that fit by the exact count, fastest first.
+
+    ``floors`` are bytes that the layouts need at least, of those that fit by their estimates; None for doubtful ones.
+    """
+    if not layouts:
         return []
-    layouts, needs = zip(*possible, strict=True)
-    peaks = [max(ranks) for ranks in needs]
     times = step_times(workload_columns(request, layouts))
-    order = by_step(times)
+    order = _by_step(times)
+
+    def fits(index: int) -> bool:
+        return floors[index] is not None or checks.fits(layouts[index], checks.estimates(layouts[index]))
+
     # Exact checks are few and cost time: they are spent in the order of step time, while finalists are wanted.
-    fastest = finalists(layouts, (index for index in order if checks.fits(layouts[index], needs[index])))
-    sparing = _memory_finalists(peaks, [index for index in order if peaks[index] <= limit])
+    fastest = finalists(layouts, filter(fits, order))
+    front: list[int] = []  # of time and memory
+    least = inf
+    for index in order:
+        floor = floors[index]
+        if floor is not None and floor < least and (peak := max(checks.estimates(layouts[index]))) < least:
+            front.append(index)
+            least = peak
+    stride = max(1, -(-len(front) // _MEMORY_FINALISTS))
+    # Some of the front, from the end, so that the one with least memory is always taken.
+    sparing = front[::-1][::stride]
     return _completed(request, layouts, times, {**dict.fromkeys(fastest), **dict.fromkeys(sparing)})
 
 
-def by_step(times: StepTimes) -> list[int]:
+def _by_step(times: StepTimes) -> list[int]:
     """Positions of the layouts, fastest first."""
     return [int(index) for index in np.argsort(times.step, kind="stable")]
 
 
 def _completed(
-    request: PlanRequest, layouts: Sequence[Candidate], times: StepTimes, indices: Iterable[int]
+    request: PlanRequest,
+    layouts: Sequence[Candidate],
+    times: StepTimes,
+    indices: Iterable[int],
+    within: float = inf,
+    known: Mapping[int, dict[int, RankMemory]] | None = None,
 ) -> list[LayoutPrediction]:
-    """Complete predictions of those of some layouts that fit by the exact count, fastest first."""
-    found = [complete_prediction(request, layouts[index], times, index) for index in indices]
+    """Complete predictions of those of some layouts that fit by the exact count, fastest first.
+
+    Those slower than ``within`` times the fastest of them are left out; ``known`` is memory of some, by identity.
+    """
+    steps = {index: _step_and_passes(request, layouts[index], times.row(index)) for index in indices}
     limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
-    fitting = [prediction for prediction in found if prediction.peak_memory <= limit]
-    return sorted(fitting, key=lambda one: (one.step_seconds, one.peak_memory))
+    found: list[LayoutPrediction] = []
+    for index in sorted(steps, key=lambda one: _seconds(steps[one])):
+        if found and _seconds(steps[index]) > within * found[0].step_seconds:
+            break
+        prediction = _complete(request, layouts[index], steps[index], known or {})
+        if prediction.peak_memory <= limit:
+            found.append(prediction)
+    return sorted(found, key=lambda one: (one.step_seconds, one.peak_memory))
 
 
-def finalists(layouts: Sequence[Candidate], order: Iterable[int]) -> list[int]:
-    """Indices of the fastest candidates, at most three with the same degrees, so that alternatives differ."""
+def finalists(
+    layouts: Sequence[Candidate],
+    order: Iterable[int],
+    fitting: Callable[[Iterator[int]], Iterable[int]] = lambda wanted: wanted,
+) -> list[int]:
+    """Indices of the fastest candidates, at most three with the same degrees, so that alternatives differ.
+
+    ``fitting`` yields those that fit of some, the next after it is taken.
+    """
     chosen: list[int] = []
     chosen_by_degrees: Counter[tuple[int, ...]] = Counter()
-    for index in order:
-        candidate = layouts[index]
-        degrees = (candidate.tensor, candidate.pipeline, candidate.context)
-        if chosen_by_degrees[degrees] < _PER_DEGREES:
-            chosen_by_degrees[degrees] += 1
-            chosen.append(index)
+
+    def degrees(index: int) -> tuple[int, ...]:
+        return layouts[index].tensor, layouts[index].pipeline, layouts[index].context
+
+    for index in fitting(one for one in order if chosen_by_degrees[degrees(one)] < _PER_DEGREES):
+        chosen_by_degrees[degrees(index)] += 1
+        chosen.append(index)
         if len(chosen) == _FINALISTS:
             break
     return chosen
-
-
-def _memory_finalists(peaks: Sequence[float], order: list[int]) -> list[int]:
-    """Indices of some candidates on the Pareto front of time and memory, with the one of least memory."""
-    front: list[int] = []
-    for index in order:
-        if not front or peaks[index] < peaks[front[-1]]:
-            front.append(index)
-    stride = max(1, -(-len(front) // _MEMORY_FINALISTS))
-    # From the end, so that the one with least memory is always taken.
-    return front[::-1][::stride]
 
 
 def workload_columns(request: PlanRequest, layouts: Sequence[Candidate]) -> WorkloadColumns:
@@ -201,11 +258,20 @@ def workload_columns(request: PlanRequest, layouts: Sequence[Candidate]) -> Work
         window=model.sliding_window or inf,
     )
     optimizer = _optimizer_cost(request)
-    return WorkloadColumns(
+    # Thousands of layouts share their section, and with it all but two fields.
+    index_by_section: dict[tuple[int, int], int] = {}
+    rows = [index_by_section.setdefault((id(one.parallel), one.data), len(index_by_section)) for one in layouts]
+    firsts = dict(zip(reversed(rows), reversed(layouts), strict=True))
+    shared = WorkloadColumns(
         [
-            Workload(shape, candidate.step_layout(request), hlat_profile(request, candidate), device, optimizer)
-            for candidate in layouts
+            Workload(shape, one.step_layout(request), hlat_profile(request, one), device, optimizer)
+            for one in map(firsts.__getitem__, sorted(firsts))
         ]
+    )
+    return shared.take(
+        np.array(rows, dtype=np.intp),
+        micro_batch=np.array([one.micro_batch for one in layouts], dtype=np.float64),
+        recompute=np.array([RECOMPUTE_POLICIES.index(one.recompute) for one in layouts], dtype=np.float64),
     )
 
 
@@ -221,11 +287,15 @@ def _optimizer_cost(request: PlanRequest) -> OptimizerCost:
     )
 
 
-def complete_prediction(request: PlanRequest, candidate: Candidate, times: StepTimes, index: int) -> LayoutPrediction:
-    """Add simulation, memory, failures and cost to row ``index`` of the step times."""
-    components, stage_times = _step_and_passes(request, candidate, times.row(index))
-    step = sum(components.values())
-    memory = {rank: rank_memory(request, candidate, rank) for rank in ranks_of_interest(request, candidate)}
+def _complete(
+    request: PlanRequest, candidate: Candidate, passes: StepAndPasses, known: Mapping[int, dict[int, RankMemory]]
+) -> LayoutPrediction:
+    """Add memory, failures and cost to a step; ``known`` memory by identity of the layout."""
+    components, stage_times = passes
+    step = _seconds(passes)
+    memory = known.get(id(candidate)) or {
+        rank: rank_memory(request, candidate, rank) for rank in ranks_of_interest(request, candidate)
+    }
     speed = request.tokens_per_step / step
     device = request_device(request)
     flops = flops_per_token(request.model, request.sequence, "causal")
@@ -259,13 +329,15 @@ def _ramp_delay(request: PlanRequest, candidate: Candidate, speed: float) -> flo
 
 def step_seconds(request: PlanRequest, candidate: Candidate) -> float:
     """Predict a step of one layout, without memory, failures and cost."""
-    components, _ = _step_and_passes(request, candidate, step_times(workload_columns(request, [candidate])).row(0))
-    return sum(components.values())
+    times = step_times(workload_columns(request, [candidate]))
+    return _seconds(_step_and_passes(request, candidate, times.row(0)))
 
 
-def _step_and_passes(
-    request: PlanRequest, candidate: Candidate, row: dict[str, float]
-) -> tuple[dict[str, float], StageTimes]:
+def _seconds(passes: StepAndPasses) -> float:
+    return sum(passes[0].values())
+
+
+def _step_and_passes(request: PlanRequest, candidate: Candidate, row: dict[str, float]) -> StepAndPasses:
     """Seconds of a step by component, its pipeline simulated, and of the passes of each stage."""
     stage_times = _stage_times(request, candidate, row)
     components = {name: row[name] for name in STEP_COMPONENTS}
@@ -315,6 +387,7 @@ def _saved_bytes(request: PlanRequest) -> float:
 
 TIE_TOLERANCE = 0.02
 """Predicted times that differ by less than this share are a tie."""
+_TIED = 1 + TIE_TOLERANCE
 
 
 def plainest(steps: Sequence[float], peaks: Sequence[float], complexities: Sequence[tuple[float, ...]]) -> int:
@@ -322,7 +395,7 @@ def plainest(steps: Sequence[float], peaks: Sequence[float], complexities: Seque
 
     ``steps`` are seconds, ``peaks`` memory in any unit. One that another beats in both is not taken.
     """
-    limit = (1 + TIE_TOLERANCE) * min(steps)
+    limit = _TIED * min(steps)
     tied = [index for index, step in enumerate(steps) if step <= limit]
 
     # Who beats a tied layout is faster, so tied as well.
@@ -350,42 +423,73 @@ def break_tie(request: PlanRequest, ranked: Sequence[LayoutPrediction]) -> Layou
     return ranked[plainest([one.step_seconds for one in ranked], [one.peak_memory for one in ranked], complexities)]
 
 
-def best_layout(request: PlanRequest) -> LayoutPrediction | None:
+class Listing:
+    """The candidate layouts of a request, and what several questions about them share."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        self.request = request
+        self.layouts = list(candidates(request))
+        self.estimates: Estimates = {}  # of memory, as far as they were needed
+
+    @cached_property
+    def times(self) -> StepTimes:
+        """Step times by the formulas."""
+        return step_times(workload_columns(self.request, self.layouts))
+
+    @cached_property
+    def order(self) -> list[int]:
+        """Positions of the layouts, fastest first."""
+        return _by_step(self.times)
+
+
+def best_layout(request: PlanRequest, listing: Listing | None = None) -> LayoutPrediction | None:
     """Predict the layout that a plan of the request takes; None if none fits."""
-    ranked = fastest_layouts(request)
+    ranked = fastest_layouts(request, listing, _TIED)
     # A plan may take another, equally fast one: it also looks at layouts that need less memory, which may be plainer.
     return break_tie(request, ranked) if ranked else None
 
 
-def fastest_layouts(request: PlanRequest) -> list[LayoutPrediction]:
-    """Predictions of the finalists that fit, fastest first; empty without any."""
-    tried = list(candidates(request))
-    if not tried:
+def fastest_layouts(
+    request: PlanRequest, listing: Listing | None = None, within: float = inf
+) -> list[LayoutPrediction]:
+    """Predictions of the finalists that fit, up to ``within`` times the fastest step, fastest first."""
+    listing = listing or Listing(request)
+    if not listing.layouts:
         return []
-    times = step_times(workload_columns(request, tried))
-    limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
-    return _completed(request, tried, times, finalists(tried, fitting_positions(request, tried, by_step(times), limit)))
+    fastest = finalists(listing.layouts, listing.order, lambda wanted: fitting_positions(listing, wanted))
+    return _completed(request, listing.layouts, listing.times, fastest, within)
 
 
-def fitting_positions(
-    request: PlanRequest, tried: Sequence[Candidate], order: Sequence[int], limit: float
-) -> Iterator[int]:
-    """Yield positions of the layouts that fit in ``limit`` bytes: by estimate, or counted where that is doubtful.
+def fitting_positions(listing: Listing, order: Iterable[int], share: float = USABLE_MEMORY_SHARE) -> Iterator[int]:
+    """Yield positions of the layouts that fit in ``share`` of the memory: by estimate, or counted if that is doubtful.
 
-    ``tried`` has every choice of what is kept for backward; ``order`` has positions, the most wanted first.
+    The listing has every choice of what is kept for backward; ``order`` has positions, the most wanted first.
     """
-    # Of the layouts that differ only in what they keep for backward, the one that recomputes most needs least
-    # memory (of a recipe's layouts, the one policy). Where it does not fit, none of them does.
-    by_need = sorted(tried, key=lambda one: RECOMPUTE_POLICIES.index(one.recompute))  # the last of equal keys is kept
-    smallest = {_but_for_recomputation(one): one for one in by_need}
-    possible: dict[Hashable, bool] = {}
-    checks = ExactChecks(request, limit)
+    tried, smallest = listing.layouts, {key: alike[-1] for key, alike in _alike(listing.layouts).items()}
+    impossible: set[Hashable] = set()
+    limit = share * listing.request.cluster.memory_bytes
+    checks = ExactChecks(listing.request, limit, listing.estimates)
     for index in order:
         key = _but_for_recomputation(tried[index])
-        if key not in possible:
-            possible[key] = checks.may_fit(smallest[key], checks.estimates(smallest[key]))
-        if possible[key] and checks.fits(tried[index], checks.estimates(tried[index])):
+        if key in impossible:
+            continue
+        estimates = checks.estimates(tried[index])
+        least = tried[smallest[key]]
+        if max(estimates) > limit and not checks.may_fit(least, checks.estimates(least)):
+            impossible.add(key)
+        elif checks.fits(tried[index], estimates):
             yield index
+
+
+def _alike(layouts: Sequence[Candidate]) -> dict[Hashable, list[int]]:
+    """Positions of the layouts that differ only in what they keep for backward, the one that keeps most first.
+
+    The last one recomputes most and needs least memory: where it does not fit, none of them does.
+    """
+    found: dict[Hashable, list[int]] = {}
+    for index, layout in enumerate(layouts):  # in the order of ``candidates``
+        found.setdefault(_but_for_recomputation(layout), []).append(index)
+    return found
 
 
 def _but_for_recomputation(layout: Candidate) -> Hashable:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hlat.parallel.stages.stage_layers import stage_layers
@@ -13,6 +13,8 @@ from hlat.planner.problem.layouts import candidates, layout_text, parse_layout
 from hlat.planner.report.html_report import step_timeline
 from hlat.planner.search import (
     TIE_TOLERANCE,
+    USABLE_MEMORY_SHARE,
+    Listing,
     break_tie,
     finalists,
     fitting_positions,
@@ -68,12 +70,33 @@ def test_least_memory_counts_the_fullest_rank_of_each_layout(model, cluster):
 def test_no_layout_is_lost_since_the_one_that_recomputes_most_does_not_fit(model, cluster, share):
     """All estimates, one by one, are the witness: fitting_positions skips those of which the smallest cannot fit."""
     request = request_for(model, cluster, global_batch=64)
-    tried = [one for one in candidates(request) if one.context == 1 and one.tensor < 4]
-    limit = share * request.cluster.memory_bytes
-    checks = ExactChecks(request, limit)
+    listing = Listing(request)
+    tried = listing.layouts = [one for one in listing.layouts if one.context == 1 and one.tensor < 4]
+    checks = ExactChecks(request, share * request.cluster.memory_bytes)
     every = [index for index, one in enumerate(tried) if checks.fits(one, estimated_ranks(request, one))]
-    assert list(fitting_positions(request, tried, range(len(tried)), limit)) == every
+    assert list(fitting_positions(listing, range(len(tried)), share)) == every
     assert 0 < len(every) < len(tried)
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    st.sampled_from(("tiny-125m", "llama-3.2-1b", "llama-2-7b")),
+    st.sampled_from(("g5.xlarge:4", "trn1.32xlarge:1", "h100:1", "a100-40gb:2")),
+    st.sampled_from((16, 64, 96)),
+)
+def test_layouts_judged_by_their_neighbours_are_judged_as_by_their_own_estimates(model, cluster, batch):
+    """Estimates of all, and finalists of the whole list, are the witness: nothing is left out that could win."""
+    request = request_for(model, cluster, global_batch=batch)
+    found, limit = search(request), USABLE_MEMORY_SHARE * request.cluster.memory_bytes
+    listing = Listing(request)
+    peaks = [max(estimated_ranks(request, one)) for one in listing.layouts]
+    fitting = [index for index, peak in enumerate(peaks) if peak <= limit]
+    own = [one for one in found.layouts if max(estimated_ranks(request, one)) <= limit]
+    assert found.tried == len(peaks) and own == [listing.layouts[index] for index in fitting]
+    ranked = [one.candidate for one in found.ranked]
+    for numbers in (listing.times.step, peaks) if fitting else ():
+        best = listing.layouts[min(fitting, key=numbers.__getitem__)]
+        assert best in ranked or predict_layout(request, best).peak_memory > limit
 
 
 def test_at_most_three_alternatives_have_the_same_degrees():

@@ -21,9 +21,8 @@ of interleaved 1F1B receives the outputs of the last rank while it still runs ot
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from hlat.config import Schedule
 
@@ -110,8 +109,7 @@ PENDING_SENDS = 4
 _ROUNDS = 4  # rounds of as many micro-batches as ranks to replay; later rounds repeat the last
 
 
-@dataclass(frozen=True)
-class Instant:
+class Instant(NamedTuple):
     """Numbers that decide the memory of a rank at an instant of a step; passes weighted by the size of their stage."""
 
     forward: bool  # else a backward pass
@@ -233,16 +231,7 @@ def _kind(instant: Instant) -> tuple[bool, int]:
 
 def _numbers(instant: Instant) -> tuple[float, ...]:
     """Numbers of an instant of which each needs memory."""
-    return (
-        instant.alive,
-        instant.waiting,
-        instant.earlier,
-        instant.messages,
-        instant.stages,
-        instant.waiting_received,
-        instant.last,
-        instant.last_waiting,
-    )
+    return instant[2:]
 
 
 def _exceeds(first: Instant, second: Instant) -> bool:

@@ -43,13 +43,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any
 
 from hlat.model import ModelShard, RowLayout, parameter_layouts
-from hlat.optim import COUNTER_BYTES, OptimizerSpec, optimizer_spec
+from hlat.optim import COUNTER_BYTES, optimizer_spec
 from hlat.parallel.layout import StepShape
 from hlat.parallel.stages.transient_memory import transient_bytes
-from hlat.parallel.stages.transient_sizes import ACCELERATOR, EagerKernels
+from hlat.parallel.stages.transient_sizes import ACCELERATOR, ById, EagerKernels
 from hlat.precision import MODES
 
 _GATHERED_STAGES = 3  # stages of a rank whose parameters torch's pipelines gather at a time (ZeRO 1)
@@ -103,11 +102,15 @@ def gathered_ends(step: StepShape, rank: int, shards: Sequence[ModelShard]) -> i
 
 
 def _stage_elements(step: StepShape, rank: int, shards: Sequence[ModelShard]) -> "list[_StageElements]":
-    group = step.layout.state_shards(rank) if step.sharded else (rank,)
+    index, count = step.layout.state_shard(rank) if step.sharded else (0, 1)
     spec = optimizer_spec(step.optimizer, step.mode)
-    return [
-        _StageElements.of(parameter_layouts(step.model, shard), group.index(rank), len(group), spec) for shard in shards
-    ]
+    state = spec.state_bytes(True), spec.state_bytes(False)
+    return [_elements(ById(step.model), shard, index, count, state) for shard in shards]
+
+
+@lru_cache(maxsize=4096)
+def _elements(model: ById, shard: ModelShard, index: int, count: int, state: tuple[int, int]) -> "_StageElements":
+    return _StageElements.of(parameter_layouts(model.model, shard), index, count, state)
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ class _StageElements:
     state_bytes: int  # of optimizer state
 
     @classmethod
-    def of(cls, layouts: dict[str, RowLayout], index: int, count: int, spec: OptimizerSpec[Any]) -> "_StageElements":
+    def of(cls, layouts: dict[str, RowLayout], index: int, count: int, state: tuple[int, int]) -> "_StageElements":
         sizes = {name: _ShardedParameter(layout.rows, prod(layout.columns), count) for name, layout in layouts.items()}
         return cls(
             unsharded=sum(size.rows * size.columns for size in sizes.values()),
@@ -133,7 +136,7 @@ class _StageElements:
             embedding=sum(size.padded * count for name, size in sizes.items() if name.startswith("embedding.")),
             unpadded=sum(size.elements(index) for size in sizes.values()),
             state_bytes=sum(
-                size.elements(index) * spec.state_bytes(layouts[name].is_hidden_matrix) + COUNTER_BYTES
+                size.elements(index) * state[not layouts[name].is_hidden_matrix] + COUNTER_BYTES
                 for name, size in sizes.items()
             ),
         )

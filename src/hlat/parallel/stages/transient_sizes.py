@@ -88,7 +88,7 @@ class BlockBytes:
     by_weights: Peak  # of its second half
 
 
-class _ById:
+class ById:
     """A model section as a cache key, compared by identity."""
 
     def __init__(self, model: ModelConfig) -> None:
@@ -98,13 +98,13 @@ class _ById:
         return id(self.model)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and other.model is self.model
+        return isinstance(other, ById) and other.model is self.model
 
 
 class Passed(NamedTuple):
     """Everything that the activations of a micro-batch in a layer follow from: the key of the caches."""
 
-    model: _ById
+    model: ById
     sequence: int
     mode: str
     micro_batch: int
@@ -122,7 +122,7 @@ class Passed(NamedTuple):
     def of(cls, step: StepShape, ends: tuple[bool, bool], kernels: EagerKernels) -> "Passed":
         layout = step.layout
         return cls(
-            _ById(step.model),
+            ById(step.model),
             step.sequence,
             step.mode,
             step.micro_batch,

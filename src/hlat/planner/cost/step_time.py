@@ -23,6 +23,9 @@ well.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -240,8 +243,7 @@ def _exposed_smooth(comm: Column, work: Column, blend: float) -> Column:
     return np.where(work > 0, _smooth_maximum(comm, work, blend) - work, comm)
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(NamedTuple):
     """One pass of a micro-batch through a stage; times in seconds from the start of the step."""
 
     rank: int
@@ -288,53 +290,63 @@ class StageTimes:
 
 def simulate_pipeline(schedule: Schedule, ranks: int, micro_batches: int, times: StageTimes) -> Timeline:
     """Simulate one step; ``times`` has a number of stages that is a multiple of ``ranks``."""
-    stages_per_rank = len(times.forward) // ranks
-    orders = [pass_order(schedule, rank, ranks, micro_batches, stages_per_rank) for rank in range(ranks)]
-    rank_of_stage = {stage: rank for rank, order in enumerate(orders) for _, stage, _ in order}
+    orders, rank_of_stage = _orders(schedule, ranks, micro_batches, len(times.forward) // ranks)
     return _run_passes(orders, rank_of_stage, times, "input" if schedule in ZERO_BUBBLE else "backward")
+
+
+@lru_cache(maxsize=32)  # a plan asks again on slower networks
+def _orders(schedule: Schedule, ranks: int, micro_batches: int, each: int) -> tuple[list[PassOrder], dict[int, int]]:
+    """Passes of every rank in order, and the rank of every stage."""
+    orders = [pass_order(schedule, rank, ranks, micro_batches, each) for rank in range(ranks)]
+    return orders, {stage: rank for rank, order in enumerate(orders) for _, stage, _ in order}
 
 
 def _run_passes(
     orders: list[PassOrder], rank_of_stage: dict[int, int], times: StageTimes, backward: PassKind
 ) -> Timeline:
     """Advance every rank as far as its inputs allow, until all ranks have finished."""
-    finished: dict[tuple[PassKind, int, int], float] = {}
+    # When each pass has stopped, by kind and stage, then micro-batch; and of each kind and stage, what is the same for
+    # all micro-batches: a step has tens of thousands of passes.
+    kinds = {(kind, stage) for order in orders for kind, stage, _ in order}
+    stopped: dict[tuple[PassKind, int], dict[int, float]] = {key: {} for key in kinds}
+    operations = {}
+    for kind, stage in kinds:
+        needed = _input_of(kind, stage, len(rank_of_stage) - 1, backward)
+        message = 0.0 if needed is None or rank_of_stage[needed[1]] == rank_of_stage[stage] else times.message
+        inputs = None if needed is None else stopped[needed]
+        operations[kind, stage] = times.duration(kind, stage), stopped[kind, stage], inputs, message
     free_at = [0.0] * len(orders)
-    position = [0] * len(orders)
     timeline: list[list[Pass]] = [[] for _ in orders]
     waiting = set(range(len(orders)))
     while waiting:
         advanced = False
         for rank in sorted(waiting):
-            while position[rank] < len(orders[rank]):
-                kind, stage, batch = orders[rank][position[rank]]
-                needed = _input_of(kind, stage, batch, len(rank_of_stage) - 1, backward)
-                if needed is not None and needed not in finished:
-                    break
+            order, done, free = orders[rank], timeline[rank], free_at[rank]
+            for kind, stage, batch in islice(order, len(done), None):
+                duration, own, inputs, message = operations[kind, stage]
                 arrived = 0.0
-                if needed is not None:
-                    arrived = finished[needed] + (times.message if rank_of_stage[needed[1]] != rank else 0.0)
-                start = max(free_at[rank], arrived)
-                stop = start + times.duration(kind, stage)
-                timeline[rank].append(Pass(rank, stage, batch, kind, start, stop, arrived))
-                finished[kind, stage, batch] = free_at[rank] = stop
-                position[rank] += 1
+                if inputs is not None:
+                    if batch not in inputs:
+                        break
+                    arrived = inputs[batch] + message
+                start = max(free, arrived)
+                own[batch] = free = start + duration
+                done.append(Pass(rank, stage, batch, kind, start, free, arrived))
                 advanced = True
-            if position[rank] == len(orders[rank]):
+            free_at[rank] = free
+            if len(done) == len(order):
                 waiting.discard(rank)
         assert advanced or not waiting, "deadlock: every rank waits for another"
     return Timeline(tuple(map(tuple, timeline)))
 
 
-def _input_of(
-    kind: PassKind, stage: int, batch: int, last: int, backward: PassKind
-) -> tuple[PassKind, int, int] | None:
-    """The pass whose output this pass needs; None for the first stage's forward pass."""
+def _input_of(kind: PassKind, stage: int, last: int, backward: PassKind) -> tuple[PassKind, int] | None:
+    """Kind and stage of the pass whose output this pass needs; None for the first stage's forward pass."""
     if kind == "forward":
-        return None if stage == 0 else ("forward", stage - 1, batch)
+        return None if stage == 0 else ("forward", stage - 1)
     if kind == "weight":
-        return ("input", stage, batch)
-    return ("forward", stage, batch) if stage == last else (backward, stage + 1, batch)
+        return ("input", stage)
+    return ("forward", stage) if stage == last else (backward, stage + 1)
 
 
 @dataclass(frozen=True)

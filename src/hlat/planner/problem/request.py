@@ -12,7 +12,7 @@ config.json files of Llama 3.2.
 import math
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ def resolve_request(question: PlanQuestion, cluster: Cluster, price: PriceKind |
         problems.append(str(error))
     if problems or loaded is None:
         raise PlanError("\n".join(problems))
-    config, recipe = loaded
+    config, recipe = _same_object(loaded[0]), loaded[1]
     assumed = []
     if sequence is None:
         sequence = recipe.data.sequence_length if recipe else min(config.max_sequence_length or 4096, 8192)
@@ -175,6 +175,12 @@ def resolve_request(question: PlanQuestion, cluster: Cluster, price: PriceKind |
         None if recipe is None else recipe.run.determinism,
         question,
     )
+
+
+@lru_cache(maxsize=64)
+def _same_object(model: ModelConfig) -> ModelConfig:
+    """Return one object for equal models: sizes are remembered by its identity, for all clusters of a question."""
+    return model
 
 
 def has_fast_bf16(chip: Chip) -> bool:

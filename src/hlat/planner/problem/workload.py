@@ -222,18 +222,16 @@ class WorkloadColumns:
     def __len__(self) -> int:
         return len(self.layers)
 
-    def take(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> "WorkloadColumns":
-        """Workloads in the given rows (mask or indices)."""
+    def take(self, rows: NDArray[np.bool_] | NDArray[np.intp], **changed: Column) -> "WorkloadColumns":
+        """Workloads in the given rows (mask or indices), with the ``changed`` fields."""
         # Not __init__, which reads workloads.
         taken = WorkloadColumns.__new__(WorkloadColumns)
-        taken._columns = {name: column[rows] for name, column in self._columns.items()}
+        taken._columns = {name: column[rows] for name, column in self._columns.items()} | changed
         return taken
 
     def varied(self, name: str, values: Column) -> "WorkloadColumns":
         """The first workload, once for each value of one of its fields."""
-        varied = self.take(np.zeros(len(values), dtype=np.intp))
-        varied._columns[name] = values
-        return varied
+        return self.take(np.zeros(len(values), dtype=np.intp), **{name: values})
 
     @property
     def micro_batches(self) -> Column:
