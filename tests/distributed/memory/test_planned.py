@@ -201,18 +201,21 @@ def test_plans_of_deep_pipelines_agree_with_rehearsals(machine: str, layout: str
 
 
 REPEATED = (
-    (2, "zero=2,mbs=1,ckpt=full", 2),  # embedding and head, of half of all elements, are reduced between micro-batches
-    (2, "zero=2,mbs=1,ckpt=full", 3),
-    (2, "pp=2,schedule=gpipe,zero=0,mbs=1", 12),
+    # Embedding and head have most elements: they are reduced between micro-batches
+    (2, "zero=2,mbs=1,ckpt=full", 2, False),
+    (2, "zero=2,mbs=1,ckpt=full", 3, False),
+    (1, "zero=0,mbs=1,ckpt=full", 2, True),
+    (2, "zero=1,mbs=1,ckpt=full", 2, True),
+    (2, "pp=2,schedule=gpipe,zero=0,mbs=1", 12, False),
 )
 
 
 @pytest.mark.usefixtures("bf16_instructions")
-@pytest.mark.parametrize(("world", "layout", "count"), REPEATED)
+@pytest.mark.parametrize(("world", "layout", "count", "tied"), REPEATED)
 def test_plans_of_several_micro_batches_agree_with_rehearsals(
-    machine: str, world: int, layout: str, count: int
+    machine: str, world: int, layout: str, count: int, tied: bool
 ) -> None:
-    changes = {"micro_batches": count, "model": {"layers": 2, "vocab_size": 8192}}
+    changes = {"micro_batches": count, "model": {"layers": 2, "vocab_size": 8192, "tie_embeddings": tied}}
     _, recipe, question, candidate = asked(machine, world, layout, "mixed", changes)
     for stage, report in enumerate(rehearse(recipe, world, range(candidate.pipeline)).ranks):
         compare_with_rehearsal(question, candidate, stage, report)

@@ -70,7 +70,7 @@ class BlockTensors:
     kept: float  # per element of gradients by weights after that, until the end of the block
     fused: bool = False  # norms, rotations and SwiGLU need no temporary tensors
     head_sums: float = 0.0  # the gradients by keys and values from each query head; 0 if attention makes none
-    scores: float = 0.0  # of all pairs of positions; 0 if attention does not keep them
+    scores: float = 0.0  # of all pairs of positions of one call of attention; 0 if it does not keep them
 
 
 @dataclass(frozen=True)

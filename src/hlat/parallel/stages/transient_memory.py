@@ -90,6 +90,8 @@ def _single_stage(step: StepShape, rank: TransientSizes, layers: float) -> list[
         found += _second_block(step, rank, first)
     if not several:
         found += _last_block(step, rank, layers)
+    elif rank.head_waits:  # of a tied matrix: its gradients by head and embedding, and their sum
+        found.append({"gradients": before, "activations": rank.at_entry, "working": 3 * rank.head_gradient})
     if step.sharded:
         accumulated = layers * rank.block_gradient if step.layout.zero == 1 and several else 0.0
         freed = rank.end_kept + (0.0 if step.layout.zero == 3 else layers * rank.block_gather)

@@ -186,7 +186,8 @@ def block_bytes(passed: Passed, kernels: EagerKernels, cast: float, kept: float)
         kept=kept,
         fused=kernels.fused,
         head_sums=kernels.head_sums * _head_sums(config, micro_batch, passed.sequence, tensor),
-        scores=float(everything.get("attention_scores", 0)),
+        # With context parallelism two chunks of queries attend one after the other, the second to 2 C chunks of keys.
+        scores=everything.get("attention_scores", 0) * (2 * context / (2 * context + 1) if context > 1 else 1.0),
     )
     return BlockBytes(forward_bytes(tensors), backward_peak(tensors), input_peak(tensors), weight_peak(tensors))
 
