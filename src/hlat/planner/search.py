@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 
 import numpy as np
@@ -93,7 +93,7 @@ class SearchResult:
     ranked: list[LayoutPrediction]  # the best layouts, fastest first
     tried: int
     fitting: int  # candidates that fit into memory, of those tried
-    least_memory: tuple[Candidate, float] | None  # where nothing fits, with its bytes; None without candidates
+    least_memory: tuple[Candidate, float] | None  # with its bytes; None without candidates
     seconds: float  # duration of the search
     layouts: Sequence[Candidate]  # that fit, all but the doubtful ones that nobody had to count
 
@@ -101,59 +101,58 @@ class SearchResult:
 def search(request: PlanRequest, *, clock: Callable[[], float] = time.perf_counter) -> SearchResult:
     """Predict every candidate layout of the request and rank the best."""
     begin = clock()
-    tried = list(candidates(request))
+    listing = Listing(request)
+    tried = listing.layouts
     limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
-    checks = ExactChecks(request, limit, {})
-    fitting, doubtful = _by_memory(tried, limit, checks)
-    possible = sorted(fitting.keys() | doubtful)
-    ranked = _best(request, [tried[index] for index in possible], [fitting.get(index) for index in possible], checks)
+    checks = ExactChecks(request, limit, listing.estimates)
+    fitting, doubtful = _by_memory(listing, limit, checks)
+    order = [index for index in listing.order if index in fitting or index in doubtful]
+    # Exact checks are few and cost time: they are spent in the order of step time, while finalists are wanted.
+    fits = (one for one in order if one in fitting or checks.fits(tried[one], checks.estimates(tried[one])))
+    fastest = finalists(tried, fits)
+    sparing = _memory_finalists(listing, [(index, fitting[index]) for index in order if index in fitting], checks)
+    ranked = _completed(listing, {**dict.fromkeys(fastest), **dict.fromkeys(sparing)})
     counted = {id(prediction.candidate) for prediction in ranked}
     sure = [one for index, one in enumerate(tried) if index in fitting or id(one) in counted]
-    least = None if ranked or not tried else _least_memory(request, tried, checks)
+    least = _least_memory(listing, checks)
     return SearchResult(ranked, len(tried), len(fitting) + checks.found, least, clock() - begin, sure)
 
 
-def _by_memory(tried: Sequence[Candidate], limit: float, checks: ExactChecks) -> tuple[dict[int, float], set[int]]:
-    """Positions of the layouts that fit by their estimates, with bytes below which none of them is, and the doubtful.
-
-    Of the layouts that differ in what they keep for backward, most are judged by those that keep least and most.
-    """
+def _by_memory(listing: "Listing", limit: float, checks: ExactChecks) -> tuple[dict[int, float], set[int]]:
+    """Positions of the layouts that fit by their estimates, with a lower bound of these, and of the doubtful ones."""
     fitting: dict[int, float] = {}
     doubtful: set[int] = set()
-    for alike in _alike(tried).values():
-        least = checks.estimates(tried[alike[-1]])
-        if not checks.may_fit(tried[alike[-1]], least):
-            continue
-        if max(checks.estimates(tried[alike[0]])) <= limit:
-            fitting |= dict.fromkeys(alike, max(least))
-            continue
-        for index in alike:
-            estimates = checks.estimates(tried[index])
-            if max(estimates) <= limit:
-                fitting[index] = max(least)
-            elif checks.may_fit(tried[index], estimates):
-                doubtful.add(index)
+    for alike in listing.alike.values():
+        least, most = listing.layouts[alike[-1]], listing.layouts[alike[0]]
+        floor = checks.estimates(least)
+        if checks.may_fit(least, floor):
+            # The others are between these two.
+            all_fit = max(checks.estimates(most)) <= limit
+            for index in alike:
+                if all_fit or max(checks.estimates(listing.layouts[index])) <= limit:
+                    fitting[index] = max(floor)
+                else:
+                    doubtful.add(index)
     return fitting, doubtful
 
 
-def _least_memory(request: PlanRequest, tried: Sequence[Candidate], checks: ExactChecks) -> tuple[Candidate, float]:
-    """The layout that needs least by its estimate, and its bytes."""
-    smallest = {index[-1]: index for index in _alike(tried).values()}
-    peaks = {index: max(checks.estimates(tried[index])) for index in smallest}
-    if min(peaks.values()) > checks.furthest:  # the smallest may be one whose estimates ended early
-        peaks = {index: max(estimated_ranks(request, tried[index])) for index in smallest}
-    least = min(peaks.values())
-    # Of equal ones the first.
-    equal = (one for index, alike in smallest.items() if peaks[index] == least for one in alike)
-    return tried[min(one for one in equal if max(estimated_ranks(request, tried[one])) == least)], least
+def _least_memory(listing: "Listing", checks: ExactChecks) -> tuple[Candidate, float] | None:
+    """The layout that needs least by its estimate, and its bytes; None without layouts."""
+    if not listing.layouts:
+        return None
+    count = checks.estimates
+    smallest = [listing.layouts[alike[-1]] for alike in listing.alike.values()]
+    if min(max(count(one)) for one in smallest) > checks.furthest:  # it may be one whose estimates ended early
+        count = partial(estimated_ranks, listing.request)
+    least, alike = min((max(count(listing.layouts[alike[-1]])), alike) for alike in listing.alike.values())
+    return next(one for one in map(listing.layouts.__getitem__, alike) if max(count(one)) == least), least
 
 
 def rank_again(request: PlanRequest, found: SearchResult) -> list[LayoutPrediction]:
     """Rank the fastest layouts of a search, those that tie, for a request that differs in rates of links only."""
-    times = step_times(workload_columns(request, found.layouts))
-    fastest = finalists(found.layouts, _by_step(times))
+    listing = Listing(request, found.layouts)
     known = {id(one.candidate): one.memory for one in found.ranked}  # links do not change it
-    return _completed(request, found.layouts, times, fastest, _TIED, known)
+    return _completed(listing, finalists(listing.layouts, listing.order), _TIED, known)
 
 
 def predict_layout(request: PlanRequest, candidate: Candidate) -> LayoutPrediction:
@@ -162,45 +161,8 @@ def predict_layout(request: PlanRequest, candidate: Candidate) -> LayoutPredicti
     return _complete(request, candidate, _step_and_passes(request, candidate, times.row(0)), {})
 
 
-def _best(
-    request: PlanRequest, layouts: Sequence[Candidate], floors: Sequence[float | None], checks: ExactChecks
-) -> list[LayoutPrediction]:
-    """Complete predictions of the finalists that fit by the exact count, fastest first.
-
-    ``floors`` are bytes that the layouts need at least, of those that fit by their estimates; None for doubtful ones.
-    """
-    if not layouts:
-        return []
-    times = step_times(workload_columns(request, layouts))
-    order = _by_step(times)
-
-    def fits(index: int) -> bool:
-        return floors[index] is not None or checks.fits(layouts[index], checks.estimates(layouts[index]))
-
-    # Exact checks are few and cost time: they are spent in the order of step time, while finalists are wanted.
-    fastest = finalists(layouts, filter(fits, order))
-    front: list[int] = []  # of time and memory
-    least = inf
-    for index in order:
-        floor = floors[index]
-        if floor is not None and floor < least and (peak := max(checks.estimates(layouts[index]))) < least:
-            front.append(index)
-            least = peak
-    stride = max(1, -(-len(front) // _MEMORY_FINALISTS))
-    # Some of the front, from the end, so that the one with least memory is always taken.
-    sparing = front[::-1][::stride]
-    return _completed(request, layouts, times, {**dict.fromkeys(fastest), **dict.fromkeys(sparing)})
-
-
-def _by_step(times: StepTimes) -> list[int]:
-    """Positions of the layouts, fastest first."""
-    return [int(index) for index in np.argsort(times.step, kind="stable")]
-
-
 def _completed(
-    request: PlanRequest,
-    layouts: Sequence[Candidate],
-    times: StepTimes,
+    listing: "Listing",
     indices: Iterable[int],
     within: float = inf,
     known: Mapping[int, dict[int, RankMemory]] | None = None,
@@ -209,7 +171,8 @@ def _completed(
 
     Those slower than ``within`` times the fastest of them are left out; ``known`` is memory of some, by identity.
     """
-    steps = {index: _step_and_passes(request, layouts[index], times.row(index)) for index in indices}
+    request, layouts = listing.request, listing.layouts
+    steps = {index: _step_and_passes(request, layouts[index], listing.times.row(index)) for index in indices}
     limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
     found: list[LayoutPrediction] = []
     for index in sorted(steps, key=lambda one: _seconds(steps[one])):
@@ -242,6 +205,22 @@ def finalists(
         if len(chosen) == _FINALISTS:
             break
     return chosen
+
+
+def _memory_finalists(listing: "Listing", order: Iterable[tuple[int, float]], checks: ExactChecks) -> list[int]:
+    """Indices of some candidates on the Pareto front of time and memory, with the one of least memory.
+
+    ``order`` has a lower bound of the memory of each; where the bound says enough, nothing is estimated.
+    """
+    front: list[int] = []
+    least = inf
+    for index, floor in order:
+        if floor < least and (peak := max(checks.estimates(listing.layouts[index]))) < least:
+            front.append(index)
+            least = peak
+    stride = max(1, -(-len(front) // _MEMORY_FINALISTS))
+    # From the end, so that the one with least memory is always taken.
+    return front[::-1][::stride]
 
 
 def workload_columns(request: PlanRequest, layouts: Sequence[Candidate]) -> WorkloadColumns:
@@ -424,11 +403,11 @@ def break_tie(request: PlanRequest, ranked: Sequence[LayoutPrediction]) -> Layou
 
 
 class Listing:
-    """The candidate layouts of a request, and what several questions about them share."""
+    """The candidate layouts of a request, or some of them, and what several questions about them share."""
 
-    def __init__(self, request: PlanRequest) -> None:
+    def __init__(self, request: PlanRequest, layouts: Sequence[Candidate] | None = None) -> None:
         self.request = request
-        self.layouts = list(candidates(request))
+        self.layouts = list(candidates(request)) if layouts is None else layouts
         self.estimates: Estimates = {}  # of memory, as far as they were needed
 
     @cached_property
@@ -439,7 +418,18 @@ class Listing:
     @cached_property
     def order(self) -> list[int]:
         """Positions of the layouts, fastest first."""
-        return _by_step(self.times)
+        return [int(index) for index in np.argsort(self.times.step, kind="stable")] if self.layouts else []
+
+    @cached_property
+    def alike(self) -> dict[Hashable, list[int]]:
+        """Positions of the layouts that differ only in what they keep for backward, the one that keeps most first.
+
+        The last one recomputes most and needs least memory: where it does not fit, none of them does.
+        """
+        found: dict[Hashable, list[int]] = {}
+        for index, layout in enumerate(self.layouts):  # in the order of ``candidates``
+            found.setdefault(_but_for_recomputation(layout), []).append(index)
+        return found
 
 
 def best_layout(request: PlanRequest, listing: Listing | None = None) -> LayoutPrediction | None:
@@ -454,10 +444,8 @@ def fastest_layouts(
 ) -> list[LayoutPrediction]:
     """Predictions of the finalists that fit, up to ``within`` times the fastest step, fastest first."""
     listing = listing or Listing(request)
-    if not listing.layouts:
-        return []
     fastest = finalists(listing.layouts, listing.order, lambda wanted: fitting_positions(listing, wanted))
-    return _completed(request, listing.layouts, listing.times, fastest, within)
+    return _completed(listing, fastest, within)
 
 
 def fitting_positions(listing: Listing, order: Iterable[int], share: float = USABLE_MEMORY_SHARE) -> Iterator[int]:
@@ -465,7 +453,7 @@ def fitting_positions(listing: Listing, order: Iterable[int], share: float = USA
 
     The listing has every choice of what is kept for backward; ``order`` has positions, the most wanted first.
     """
-    tried, smallest = listing.layouts, {key: alike[-1] for key, alike in _alike(listing.layouts).items()}
+    tried = listing.layouts
     impossible: set[Hashable] = set()
     limit = share * listing.request.cluster.memory_bytes
     checks = ExactChecks(listing.request, limit, listing.estimates)
@@ -474,22 +462,11 @@ def fitting_positions(listing: Listing, order: Iterable[int], share: float = USA
         if key in impossible:
             continue
         estimates = checks.estimates(tried[index])
-        least = tried[smallest[key]]
+        least = tried[listing.alike[key][-1]]
         if max(estimates) > limit and not checks.may_fit(least, checks.estimates(least)):
             impossible.add(key)
         elif checks.fits(tried[index], estimates):
             yield index
-
-
-def _alike(layouts: Sequence[Candidate]) -> dict[Hashable, list[int]]:
-    """Positions of the layouts that differ only in what they keep for backward, the one that keeps most first.
-
-    The last one recomputes most and needs least memory: where it does not fit, none of them does.
-    """
-    found: dict[Hashable, list[int]] = {}
-    for index, layout in enumerate(layouts):  # in the order of ``candidates``
-        found.setdefault(_but_for_recomputation(layout), []).append(index)
-    return found
 
 
 def _but_for_recomputation(layout: Candidate) -> Hashable:
