@@ -18,7 +18,7 @@ MODELS = (
     "llama-3-8b",
     "llama-3-70b",
 )
-CLUSTERS = ("cpu", "h100:1", "p5.48xlarge:1", "trn2.48xlarge:1")
+CLUSTERS = ("cpu", "1xh100:1", "p5.48xlarge:1", "trn2.48xlarge:1")
 FORMER = {"batch.micro_batch": 8, "memory.activation_checkpointing": "none", "parallel.zero": 1}
 
 

@@ -17,7 +17,7 @@ from results import Recorder
 INSTANCES = ("h100", "h200", "a100-40gb", "l40s", "4xrtx4090", "8xa10", "p5.48xlarge", "trn2.48xlarge")
 MODELS = ("llama-3.2-1b", "llama-3.2-3b", "llama-3-8b", "llama-2-13b", "qwen2.5-7b", "qwen3-0.6b", "llama-3-70b")
 NUMBER, SEED = 60, 43
-NEAREST, FURTHEST, BESIDE = 0.6, 1.6, 0.02  # shares of the memory, and how far a case may be from its own
+NEAREST, FURTHEST, BESIDE = 0.6, 1.6, 0.05  # shares of the memory, and how far a case may be from its own
 TRIES = 2000  # draws for one case
 
 

@@ -71,6 +71,18 @@ def test_scores_that_attention_keeps_without_a_fused_kernel_are_counted(policy: 
     assert recipe_fit(recipe, cluster_of(80)).needed == pytest.approx(verdict.needed, rel=0.03)
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_gradients_of_the_ends_that_are_reduced_between_micro_batches_are_counted(count: int) -> None:
+    """ZeRO 2: embedding and head, most of this model, are reduced while all parameters are gathered."""
+    model = {**DEEP["model"], "vocab_size": 65_536, "intermediate_size": 1024, "layers": 2}
+    batch, memory = {"global_batch": 8 * count, "micro_batch": 1}, {"activation_checkpointing": "full"}
+    recipe = recipe_of(8, **{**DEEP, "model": model, "batch": batch}, memory=memory, parallel={"zero": 2})
+    verdict = on_device(recipe, cluster_of(80)).verdict
+    assert verdict is not None
+    without_runtime = recipe_fit(recipe, cluster_of(80)).needed - verdict.runtime
+    assert without_runtime == pytest.approx(verdict.needed - verdict.runtime, rel=0.03)
+
+
 def test_what_does_not_fit_names_the_rank_and_changes_that_help() -> None:
     """The witness of a remedy is a rehearsal with it."""
     needed = rehearsed(80).verdict.needed  # type: ignore[union-attr]

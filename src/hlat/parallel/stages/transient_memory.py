@@ -104,8 +104,14 @@ def _single_stage(step: StepShape, rank: TransientSizes, layers: float) -> list[
         )
         if step.layout.zero == 2 and several:
             # Earlier micro-batches reduce theirs too, and keep what they gathered; the first has no others at the ends.
-            made = rank.gradients if step.micro_batches > 2 else layers * rank.block_gradient
-            found.append({"gradients": made, "working": rank.end_kept, "buffers": rank.end_reduced})
+            blocks = layers * rank.block_gradient
+            made = rank.gradients if step.micro_batches > 2 else blocks
+            # Their sums are allocated when of head and embedding one gradient is left.
+            last = rank.end_kept if rank.head_waits else rank.end_kept / 2
+            found += [
+                {"gradients": made, "working": rank.end_kept, "buffers": rank.end_reduced},
+                {"gradients": made + rank.gradients - blocks, "working": last, "buffers": rank.end_reduced},
+            ]
     return found
 
 
