@@ -331,10 +331,12 @@ def grid_page(planned: PlanGrid) -> Html:
         "Best layouts: degrees, MFU and days",
         _degrees(planned)[0][1:],
         list(rows),
-        [[cell.best and cell.best.mfu for cell in row] for row in rows.values()],
+        [[None if cell.best is None else cell.best.mfu for cell in row] for row in rows.values()],
         [list(map(_cell_text, row)) for row in rows.values()],
         across="chips",
-        says=[[_layout_of(cell.best and cell.best.candidate) for cell in row] for row in rows.values()],
+        says=[
+            [_layout_of(None if cell.best is None else cell.best.candidate) for cell in row] for row in rows.values()
+        ],
     )
     instead = [
         (cell.model, f"{cell.request.cluster.chips:,}", name, str(one), _layout_of(one.layout))
