@@ -342,10 +342,10 @@ def grid_page(planned: PlanGrid) -> Html:
         "Best layouts: degrees, MFU and days",
         _degrees(planned)[0][1:],
         list(rows),
-        [[cell.best and cell.best.mfu for cell in row] for row in rows.values()],
+        [[cell.best.mfu if cell.best else None for cell in row] for row in rows.values()],
         [list(map(_cell_text, row)) for row in rows.values()],
         across="chips",
-        says=[[_layout_of(cell.best and cell.best.candidate) for cell in row] for row in rows.values()],
+        says=[[_layout_of(cell.best.candidate if cell.best else None) for cell in row] for row in rows.values()],
     )
     instead = [
         (cell.model, f"{cell.request.cluster.chips:,}", name, str(one), _layout_of(one.layout))
