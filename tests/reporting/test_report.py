@@ -5,7 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from hlat.cli import app
 from hlat.data.samples.order import Mixture, phase_weights
 from hlat.reporting import Machines, report_page, summary_markdown, write_report
 from hlat.reporting.run_record import active_seconds, read_run, wall_seconds
@@ -240,6 +242,8 @@ def test_a_paragraph_of_markdown_has_the_numbers_and_no_markup_of_the_run(run, t
         "cost $",
     ):
         assert part in words
+    done = CliRunner().invoke(app, ["report", str(run), "--markdown"])
+    assert done.exit_code == 0 and done.stdout == summary_markdown([run]) + "\n" and not (run / "report.html").exists()
     recipe = resolved_recipe()
     recipe["run"]["name"] = "[x](http://a) <img> **b**\n# c"
     other = write_run(tmp_path / "other", [line(10)], [event("start", 0, step=0, recipe=recipe)])

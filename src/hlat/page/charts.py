@@ -168,6 +168,7 @@ def _mark_traces(marks: Sequence[Mark]) -> Iterator[Trace]:
         places = [list(column) for column in zip(*(mark.places for mark in shown), strict=True)]
         up, labels = [low] * len(shown), [mark.label for mark in shown]
         marker: dict[str, Any] = {"symbol": _SYMBOLS[row % len(_SYMBOLS)], "color": shade, "size": 9}
+        marker |= {"line": {"width": 0}, "opacity": 1}
         trace = _marker_trace(f"{kind} ({len(found):,})", places, up, labels, marker)
         if any(mark.full_height for mark in shown):
             # One line through the chart and a gap, for each mark.

@@ -7,18 +7,24 @@
     element.append(...children); // texts are put in as text, never as HTML
     return element;
   };
-  const number = (value) => Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(5)));
+  const number = (value) => Number.isInteger(value) ? value.toLocaleString("en")
+    : String(Number(value.toPrecision(5)));
   const page = { axis: null, smoothing: 0 };
   const isTouch = matchMedia("(pointer: coarse)").matches;
 
-  // Exponential mean with the correction for its start, as TensorBoard draws it.
-  const smoothed = (values, weight) => {
+  // Exponential mean of what came before, corrected for its start; and of what comes after.
+  // The mean of both does not lag behind a falling curve.
+  const past = (values, weight) => {
     let mean = 0, share = 0;
     return values.map((value) => {
       mean = weight * mean + (1 - weight) * value;
       share = weight * share + (1 - weight);
       return mean / share;
     });
+  };
+  const smoothed = (values, weight) => {
+    const after = past(values.toReversed(), weight).toReversed();
+    return past(values, weight).map((before, index) => (before + after[index]) / 2);
   };
 
   // Plotly reads a few tags in texts, such as links: names of runs and metrics are none.
@@ -39,6 +45,7 @@
       this.drawn = false;
       const log = this.tool("log");
       log.hidden = !this.axes.length;
+      this.tool("large").hidden = parseInt(this.plot.style.height) < 160; // a bar says no more when it is thicker
       log.setAttribute("aria-pressed", this.log);
       this.offerMore();
     }
@@ -75,9 +82,9 @@
       };
       if (this.axes.length) {
         // Another axis has another range; a change of colours or smoothing keeps what the reader has zoomed to.
-        Object.assign(layout.xaxis, { uirevision: this.axes[this.axis], showspikes: true, spikemode: "across",
-          spikesnap: "cursor", spikethickness: 1, spikedash: "solid", spikecolor: soft,
-          title: titled({}, this.axes[this.axis]).title });
+        Object.assign(layout.xaxis, { uirevision: this.axes[this.axis], hoverformat: ",.6~r",
+          showspikes: true, spikemode: "across", spikesnap: "cursor", spikethickness: 1, spikedash: "solid",
+          spikecolor: soft, title: titled({}, this.axes[this.axis]).title });
         Object.assign(layout.yaxis, { type: this.log ? "log" : "linear", uirevision: this.log });
       }
       return layout;

@@ -225,9 +225,10 @@ def _plain(value: object) -> str:
 
 def _changes_text(changes: object) -> str:
     """Changes of fields as ``training.tokens: 100 -> 200``; empty if they are something else."""
-    if not isinstance(changes, list) or not all(isinstance(each, dict) and "path" in each for each in changes):
+    fields = {"path", "old", "new"}
+    if not isinstance(changes, list) or not all(isinstance(each, dict) and fields <= set(each) for each in changes):
         return ""
-    return "; ".join(f"{each['path']}: {short(each.get('old'))} -> {short(each.get('new'))}" for each in changes)
+    return "; ".join(f"{each['path']}: {short(each['old'])} -> {short(each['new'])}" for each in changes)
 
 
 def checkpoints_section(run: RunRecord) -> Html:

@@ -95,7 +95,9 @@ def headline_section(runs: Sequence[RunRecord], machines: Machines | None) -> Ht
         return Html("\n").join([*map(headline, facts), paragraph("No step has been logged yet.")])
     if len(runs) == 1:
         return headline(facts[0])
-    names = list(dict.fromkeys(fact.name for each in facts for fact in each if fact.value))
+    found = dict.fromkeys(fact.name for each in facts for fact in each if fact.value)
+    # Losses first: a phone shows the first columns.
+    names = sorted(found, key=lambda name: not name.lower().endswith("loss"))
     values = [{fact.name: fact.value for fact in each} for each in facts]
     rows = [(run.name, *(each.get(name, "") for name in names)) for run, each in zip(runs, values, strict=True)]
     return table(("run", *names), rows, caption="Runs; the least loss is marked", marked=_best(runs))
