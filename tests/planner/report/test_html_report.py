@@ -36,7 +36,7 @@ def text(plan: TrainingPlan) -> str:
 
 
 def words(page: str) -> str:
-    """What a reader sees, folded parts included."""
+    """Text that a reader sees, folded parts included."""
     return html.unescape(re.sub(r"<[^>]*>", " ", re.sub(r"(?s)<(script|style)\b.*?</\1>", "", page)))
 
 
