@@ -104,7 +104,7 @@ _HEADS, _FROM_YOU = ("assumption", "value", "from", "change it with"), "What you
 
 
 def assumptions(plan: TrainingPlan) -> list[tuple[str, str, str, str]]:
-    """What the reader could change: subject, value in words, who says so, the options that change it."""
+    """Assumptions that the reader could change: subject, value in words, who says so, the options that change it."""
     request, asked = plan.request, plan.request.asked
     cluster, site, instance = request.cluster, request.site, request.cluster.instance
     run = "default" if request.recipe is None else "recipe"
