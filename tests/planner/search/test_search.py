@@ -78,7 +78,7 @@ def test_no_layout_is_lost_since_the_one_that_recomputes_most_does_not_fit(model
     assert 0 < len(every) < len(tried)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     st.sampled_from(("tiny-125m", "llama-3.2-1b", "llama-2-7b")),
     st.sampled_from(("g5.xlarge:4", "trn1.32xlarge:1", "h100:1", "a100-40gb:2")),
@@ -95,7 +95,8 @@ def test_layouts_judged_by_their_neighbours_are_judged_as_by_their_own_estimates
     assert found.tried == len(peaks) and own == [listing.layouts[index] for index in fitting]
     ranked = [one.candidate for one in found.ranked]
     for numbers in (listing.times.step, peaks) if fitting else ():
-        best = listing.layouts[min(fitting, key=numbers.__getitem__)]
+        # Of equal ones the fastest is kept.
+        best = listing.layouts[min(fitting, key=lambda one: (numbers[one], listing.times.step[one]))]
         assert best in ranked or predict_layout(request, best).peak_memory > limit
 
 

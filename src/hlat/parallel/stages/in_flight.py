@@ -22,6 +22,7 @@ of interleaved 1F1B receives the outputs of the last rank while it still runs ot
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from operator import ge, mul
 from typing import Literal, NamedTuple
 
 from hlat.config import Schedule
@@ -160,7 +161,8 @@ def _replay(
     last_stage = each * ranks - 1
 
     def weighted(numbers: list[int]) -> float:
-        return sum(number * size for number, size in zip(numbers, sizes, strict=True)) * each / total
+        found: float = sum(map(mul, numbers, sizes)) * each / total
+        return found
 
     for (kind, stage, _), received in zip(pass_order(schedule, rank, ranks, count, each), posted, strict=True):
         index = stage // ranks
@@ -235,7 +237,7 @@ def _numbers(instant: Instant) -> tuple[float, ...]:
 
 
 def _exceeds(first: Instant, second: Instant) -> bool:
-    return all(a >= b for a, b in zip(_numbers(first), _numbers(second), strict=True))
+    return all(map(ge, _numbers(first), _numbers(second)))
 
 
 _AHEAD = ("interleaved-1f1b", "interleaved-zero-bubble", "zbv")
