@@ -22,7 +22,6 @@ from hlat.hardware import Cluster, PriceKind, parse_cluster
 from hlat.model import count_parameters
 from hlat.page import Html, heat_map, page, paragraph, section, table
 from hlat.planner.cost.calibration import undecided_ratio
-from hlat.planner.cost.step_time import step_times
 from hlat.planner.expected import interval_text, likely, median_days, median_usd
 from hlat.planner.plan import format_number, layout_json
 from hlat.planner.problem.devices import comparison_note
@@ -30,15 +29,7 @@ from hlat.planner.problem.layouts import Candidate, candidates, layout_text
 from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.problem.request import PlanRequest, resolve_request
 from hlat.planner.report.terminal import table_lines
-from hlat.planner.search import (
-    USABLE_MEMORY_SHARE,
-    LayoutPrediction,
-    best_layout,
-    by_step,
-    fitting_positions,
-    step_seconds,
-    workload_columns,
-)
+from hlat.planner.search import LayoutPrediction, Listing, best_layout, fitting_positions, step_seconds
 from hlat.runtime.errors import PlanError
 from hlat.runtime.quantities import short_count
 from hlat.runtime.terminal import wrapped
@@ -183,14 +174,16 @@ def _doublings(first: list[GridCell], cells_of: Callable[[int], list[GridCell]])
 
 
 def _cell(name: str, request: PlanRequest) -> GridCell:
+    listing = Listing(request)
     try:
-        best = best_layout(request)
+        best = best_layout(request, listing)
     except PlanError:  # failures leave no time to make progress
         return GridCell(name, request, None, "failures", {})
-    tried = list(candidates(request))
     if best is not None:
-        return GridCell(name, request, likely(best), None, dict(_alternatives(request, best, tried)))
-    obstacle: Obstacle = "memory" if tried else "batch" if _would_be_possible(request, lambda one: True) else "degrees"
+        return GridCell(name, request, likely(best), None, dict(_alternatives(request, best, listing)))
+    obstacle: Obstacle = (
+        "memory" if listing.layouts else "batch" if _would_be_possible(request, lambda one: True) else "degrees"
+    )
     return GridCell(name, request, None, obstacle, {})
 
 
@@ -206,19 +199,15 @@ SETTINGS: dict[str, Setting] = {
 """Settings of simpler layouts."""
 
 
-def _alternatives(
-    request: PlanRequest, best: LayoutPrediction, tried: Sequence[Candidate]
-) -> Iterator[tuple[str, Alternative]]:
+def _alternatives(request: PlanRequest, best: LayoutPrediction, listing: Listing) -> Iterator[tuple[str, Alternative]]:
     """Yield the best layout of each setting that the chosen one does not have."""
-    order = by_step(step_times(workload_columns(request, tried)))
-    limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
-    domain = request.cluster.domain
+    tried, domain = listing.layouts, request.cluster.domain
     settings = {name: has for name, has in SETTINGS.items() if not has(best.candidate)}
     if 1 < best.candidate.tensor <= domain:
         settings[f"tp>{domain}"] = lambda one: one.tensor > domain  # a group that reaches beyond the fast links
     for name, has in settings.items():
-        wanted = [index for index in order if has(tried[index])]
-        fitting = [tried[index] for index in islice(fitting_positions(request, tried, wanted, limit), _COMPARED)]
+        wanted = [index for index in listing.order if has(tried[index])]
+        fitting = [tried[index] for index in islice(fitting_positions(listing, wanted), _COMPARED)]
         if fitting:
             steps = [step_seconds(request, layout) for layout in fitting]
             yield name, Alternative(fitting[int(np.argmin(steps))], min(steps) / best.step_seconds - 1)
