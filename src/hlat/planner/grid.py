@@ -29,7 +29,7 @@ from hlat.planner.problem.layouts import Candidate, candidates, layout_text
 from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.problem.request import PlanRequest, resolve_request
 from hlat.planner.report.terminal import table_lines
-from hlat.planner.search import LayoutPrediction, Listing, best_layout, fitting_positions, step_seconds
+from hlat.planner.search import CandidateLayouts, LayoutPrediction, best_layout, fitting_positions, step_seconds
 from hlat.runtime.errors import PlanError
 from hlat.runtime.quantities import short_count
 from hlat.runtime.terminal import wrapped
@@ -174,7 +174,7 @@ def _doublings(first: list[GridCell], cells_of: Callable[[int], list[GridCell]])
 
 
 def _cell(name: str, request: PlanRequest) -> GridCell:
-    listing = Listing(request)
+    listing = CandidateLayouts(request)
     try:
         best = best_layout(request, listing)
     except PlanError:  # failures leave no time to make progress
@@ -199,7 +199,9 @@ SETTINGS: dict[str, Setting] = {
 """Settings of simpler layouts."""
 
 
-def _alternatives(request: PlanRequest, best: LayoutPrediction, listing: Listing) -> Iterator[tuple[str, Alternative]]:
+def _alternatives(
+    request: PlanRequest, best: LayoutPrediction, listing: CandidateLayouts
+) -> Iterator[tuple[str, Alternative]]:
     """Yield the best layout of each setting that the chosen one does not have."""
     tried, domain = listing.layouts, request.cluster.domain
     settings = {name: has for name, has in SETTINGS.items() if not has(best.candidate)}

@@ -101,7 +101,7 @@ class SearchResult:
 def search(request: PlanRequest, *, clock: Callable[[], float] = time.perf_counter) -> SearchResult:
     """Predict every candidate layout of the request and rank the best."""
     begin = clock()
-    listing = Listing(request)
+    listing = CandidateLayouts(request)
     tried = listing.layouts
     limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
     checks = ExactChecks(request, limit, listing.estimates)
@@ -118,7 +118,7 @@ def search(request: PlanRequest, *, clock: Callable[[], float] = time.perf_count
     return SearchResult(ranked, len(tried), len(fitting) + checks.found, least, clock() - begin, sure)
 
 
-def _by_memory(listing: "Listing", limit: float, checks: ExactChecks) -> tuple[dict[int, float], set[int]]:
+def _by_memory(listing: "CandidateLayouts", limit: float, checks: ExactChecks) -> tuple[dict[int, float], set[int]]:
     """Positions of the layouts that fit by their estimates, with a lower bound of these, and of the doubtful ones."""
     fitting: dict[int, float] = {}
     doubtful: set[int] = set()
@@ -136,7 +136,7 @@ def _by_memory(listing: "Listing", limit: float, checks: ExactChecks) -> tuple[d
     return fitting, doubtful
 
 
-def _least_memory(listing: "Listing", checks: ExactChecks) -> tuple[Candidate, float] | None:
+def _least_memory(listing: "CandidateLayouts", checks: ExactChecks) -> tuple[Candidate, float] | None:
     """The layout that needs least by its estimate, and its bytes; None without layouts."""
     if not listing.layouts:
         return None
@@ -150,7 +150,7 @@ def _least_memory(listing: "Listing", checks: ExactChecks) -> tuple[Candidate, f
 
 def rank_again(request: PlanRequest, found: SearchResult) -> list[LayoutPrediction]:
     """Rank the fastest layouts of a search, those that tie, for a request that differs in rates of links only."""
-    listing = Listing(request, found.layouts)
+    listing = CandidateLayouts(request, found.layouts)
     known = {id(one.candidate): one.memory for one in found.ranked}  # links do not change it
     return _completed(listing, finalists(listing.layouts, listing.order), _TIED, known)
 
@@ -162,7 +162,7 @@ def predict_layout(request: PlanRequest, candidate: Candidate) -> LayoutPredicti
 
 
 def _completed(
-    listing: "Listing",
+    listing: "CandidateLayouts",
     indices: Iterable[int],
     within: float = inf,
     known: Mapping[int, dict[int, RankMemory]] | None = None,
@@ -207,7 +207,9 @@ def finalists(
     return chosen
 
 
-def _memory_finalists(listing: "Listing", order: Iterable[tuple[int, float]], checks: ExactChecks) -> list[int]:
+def _memory_finalists(
+    listing: "CandidateLayouts", order: Iterable[tuple[int, float]], checks: ExactChecks
+) -> list[int]:
     """Indices of some candidates on the Pareto front of time and memory, with the one of least memory.
 
     ``order`` has a lower bound of the memory of each; where the bound says enough, nothing is estimated.
@@ -402,7 +404,7 @@ def break_tie(request: PlanRequest, ranked: Sequence[LayoutPrediction]) -> Layou
     return ranked[plainest([one.step_seconds for one in ranked], [one.peak_memory for one in ranked], complexities)]
 
 
-class Listing:
+class CandidateLayouts:
     """The candidate layouts of a request, or some of them, and what several questions about them share."""
 
     def __init__(self, request: PlanRequest, layouts: Sequence[Candidate] | None = None) -> None:
@@ -432,7 +434,7 @@ class Listing:
         return found
 
 
-def best_layout(request: PlanRequest, listing: Listing | None = None) -> LayoutPrediction | None:
+def best_layout(request: PlanRequest, listing: CandidateLayouts | None = None) -> LayoutPrediction | None:
     """Predict the layout that a plan of the request takes; None if none fits."""
     ranked = fastest_layouts(request, listing, _TIED)
     # A plan may take another, equally fast one: it also looks at layouts that need less memory, which may be plainer.
@@ -440,15 +442,17 @@ def best_layout(request: PlanRequest, listing: Listing | None = None) -> LayoutP
 
 
 def fastest_layouts(
-    request: PlanRequest, listing: Listing | None = None, within: float = inf
+    request: PlanRequest, listing: CandidateLayouts | None = None, within: float = inf
 ) -> list[LayoutPrediction]:
     """Predictions of the finalists that fit, up to ``within`` times the fastest step, fastest first."""
-    listing = listing or Listing(request)
+    listing = listing or CandidateLayouts(request)
     fastest = finalists(listing.layouts, listing.order, lambda wanted: fitting_positions(listing, wanted))
     return _completed(listing, fastest, within)
 
 
-def fitting_positions(listing: Listing, order: Iterable[int], share: float = USABLE_MEMORY_SHARE) -> Iterator[int]:
+def fitting_positions(
+    listing: CandidateLayouts, order: Iterable[int], share: float = USABLE_MEMORY_SHARE
+) -> Iterator[int]:
     """Yield positions of the layouts that fit in ``share`` of the memory: by estimate, or counted if that is doubtful.
 
     The listing has every choice of what is kept for backward; ``order`` has positions, the most wanted first.

@@ -9,7 +9,7 @@ from hlat.planner.offers import KNEE, Goal, Kind, Offer, numbers_tried
 from hlat.planner.problem.layouts import candidates
 from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.problem.request import PlanRequest, resolve_request
-from hlat.planner.search import USABLE_MEMORY_SHARE, Listing, fitting_positions
+from hlat.planner.search import USABLE_MEMORY_SHARE, CandidateLayouts, fitting_positions
 from tests.support.planner.requests import request_for
 
 RUN = {"tokens": 2 * 10**10, "sequence": 2048, "global_batch": 1024}
@@ -105,7 +105,7 @@ def test_memory_that_is_counted_for_few_layouts_decides_as_for_all(model: str, c
     tried = list(candidates(request))
     limit = USABLE_MEMORY_SHARE * request.cluster.memory_bytes
     within = [index for index, one in enumerate(tried) if max(estimated_ranks(request, one)) <= limit]
-    found = list(fitting_positions(Listing(request), range(len(tried))))
+    found = list(fitting_positions(CandidateLayouts(request), range(len(tried))))
     assert [index for index in found if index in set(within)] == within
     for index in set(found) - set(within):
         assert max(rank_memory(request, tried[index], rank).total for rank in range(tried[index].pipeline)) <= limit

@@ -14,7 +14,7 @@ from hlat.planner.report.html_report import step_timeline
 from hlat.planner.search import (
     TIE_TOLERANCE,
     USABLE_MEMORY_SHARE,
-    Listing,
+    CandidateLayouts,
     break_tie,
     finalists,
     fitting_positions,
@@ -70,7 +70,7 @@ def test_least_memory_counts_the_fullest_rank_of_each_layout(model, cluster):
 def test_no_layout_is_lost_since_the_one_that_recomputes_most_does_not_fit(model, cluster, share):
     """All estimates, one by one, are the witness: fitting_positions skips those of which the smallest cannot fit."""
     request = request_for(model, cluster, global_batch=64)
-    listing = Listing(request)
+    listing = CandidateLayouts(request)
     tried = listing.layouts = [one for one in listing.layouts if one.context == 1 and one.tensor < 4]
     checks = ExactChecks(request, share * request.cluster.memory_bytes)
     every = [index for index, one in enumerate(tried) if checks.fits(one, estimated_ranks(request, one))]
@@ -88,7 +88,7 @@ def test_layouts_judged_by_their_neighbours_are_judged_as_by_their_own_estimates
     """Estimates of all, and finalists of the whole list, are the witness: nothing is left out that could win."""
     request = request_for(model, cluster, global_batch=batch)
     found, limit = search(request), USABLE_MEMORY_SHARE * request.cluster.memory_bytes
-    listing = Listing(request)
+    listing = CandidateLayouts(request)
     peaks = [max(estimated_ranks(request, one)) for one in listing.layouts]
     fitting = [index for index, peak in enumerate(peaks) if peak <= limit]
     own = [one for one in found.layouts if max(estimated_ranks(request, one)) <= limit]

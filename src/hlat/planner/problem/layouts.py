@@ -209,7 +209,7 @@ class _MicroBatchChecks:
         }
 
     def passing(self, parallel: ParallelConfig, data: int, micros: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of some micro-batches with which a layout passes all checks."""
+        """Keep the micro-batches with which a layout passes all checks."""
         for check in LAYOUT_CHECKS:
             if not micros:
                 break
