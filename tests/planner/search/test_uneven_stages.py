@@ -4,7 +4,7 @@ import pytest
 
 from hlat.parallel.stages.stage_layers import stage_layer_counts
 from hlat.planner import memory as exact_checks
-from hlat.planner.memory import ExactChecks, estimated_ranks, rank_memory
+from hlat.planner.memory import FURTHEST_ESTIMATE, ExactChecks, estimated_ranks, rank_memory
 from hlat.planner.problem.layouts import candidates
 from hlat.planner.search import USABLE_MEMORY_SHARE, fastest_layouts, search
 from tests.support.planner.requests import request_for
@@ -56,7 +56,7 @@ def test_a_layout_whose_mean_rank_is_over_the_limit_is_not_counted():
         estimates = estimated_ranks(request, layout)
         mean = (sum(estimates) + estimates[1]) / 4  # the third rank needs no more than the second
         assert not ExactChecks(request, 0.999 * mean).may_fit(layout, estimates)
-        assert ExactChecks(request, 1.001 * max(mean, max(estimates) / 1.5)).may_fit(layout, estimates)
+        assert ExactChecks(request, 1.001 * max(mean, max(estimates) / FURTHEST_ESTIMATE)).may_fit(layout, estimates)
 
 
 def test_without_a_pipeline_nothing_is_doubtful():
