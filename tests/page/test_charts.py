@@ -101,7 +101,7 @@ def test_hostile_text_stays_text():
         line_chart(HOSTILE, series, HOSTILE, HOSTILE, marks=[Mark(1.0, HOSTILE, HOSTILE)]),
         bar_chart(HOSTILE, {HOSTILE: {HOSTILE: 1.0}}, str, unit=HOSTILE),
         timeline_chart(HOSTILE, [Span(HOSTILE, HOSTILE, 0.0, 1.0, HOSTILE)], HOSTILE),
-        scatter_chart(HOSTILE, [Dot(1.0, 1.0, True, 0, HOSTILE, True)], [HOSTILE], HOSTILE, HOSTILE),
+        scatter_chart(HOSTILE, [Dot(1.0, 1.0, 0, HOSTILE, HOSTILE, True, True)], [HOSTILE], HOSTILE, HOSTILE),
         heat_map(HOSTILE, [HOSTILE], [HOSTILE], [[1.0]], [[HOSTILE]]),
         table((HOSTILE, HOSTILE), [(HOSTILE, HOSTILE)] * 3, caption=HOSTILE),
         headline([(HOSTILE, HOSTILE, HOSTILE)]),

@@ -48,8 +48,8 @@ def test_quickstart_goes_from_text_to_a_hugging_face_folder(tmp_path):
     page = result.report.read_text(encoding="utf-8")
     assert (
         f"{result.report}   what happened" in said[-1]
-        and "Loss by tokens" in page
-        and "Step 4, from the prompt" in page
+        and "Loss of training and validation" in page
+        and "After the prompt" in page
     )
     assert str(result.export_dir) in said[-1] and "hlat generate" in said[-1]
     again = run_quickstart(tmp_path / "quickstart", said.append, steps=4)

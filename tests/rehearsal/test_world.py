@@ -41,7 +41,9 @@ def test_default_ranks_are_the_first_two_and_the_last_of_a_pipeline() -> None:
 
 def test_plan_and_rehearsal_speak_of_the_same_ranks() -> None:
     """Nine layers on four ranks: the fullest is neither the first, second nor last."""
-    recipe = recipe_of(8, parallel={"pipeline": 4, "zero": 1}, model={**SMALL["model"], "layers": 9})
+    model = {**SMALL["model"], "layers": 9}
+    # In fp32, grouped heads on a GPU keep all scores, which the rule without a plan does not know.
+    recipe = recipe_of(8, parallel={"pipeline": 4, "zero": 1}, model=model, precision={"mode": "mixed"})
     plan = plan_step(recipe, parse_cluster("p5.48xlarge:1", load_catalog()), 8)
     reported = ranks_of_interest(plan.request, plan.prediction.candidate)
     assert list(plan.prediction.memory) == reported

@@ -281,9 +281,9 @@ def _group_traces(name: str, dots: Sequence[Dot], number: int) -> Iterator[Trace
         "name": name,
         "x": [dot.x for dot in own],
         "y": [dot.y for dot in own],
-        # Plotly reads a few tags in texts.
-        "text": [escape(dot.label) if len(own) == 1 else "" for dot in own],
+        "text": [dot.label if len(own) == 1 else "" for dot in own],
         "textposition": "top left",
+        # Plotly reads a few tags in texts; page.js escapes the others.
         "hovertext": [_lines(f"<b>{escape(dot.label)}</b>\n{escape(dot.says)}") for dot in own],
         "hoverinfo": "text",
         "marker": {
