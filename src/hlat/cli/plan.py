@@ -128,7 +128,6 @@ def plan_command(
         return
     check_options(options)
     if chips is not None:
-        gc.freeze()  # what was imported stays; a question makes many small objects
         _say_choice(PlanQuestion.of_options(options), options, as_json=as_json)
         return
     check_outputs((to, trace, fragment))
@@ -170,6 +169,7 @@ def _say_choice(question: "PlanQuestion", options: "Mapping[str, Any]", *, as_js
         purchase_lines,
     )
 
+    gc.freeze()  # what was imported stays; a question makes many small objects
     found: Purchase | ModelSize
     if question.model is None:
         with opening_line("planning"):

@@ -158,9 +158,9 @@ def _evenly(items: Sequence[_Item], count: int) -> list[_Item]:
     return [items[number * len(items) // count] for number in range(count)]
 
 
-# Published runs of dense models on accelerators reach 0.3 to 0.55 of the published peak (docs/planning.md). hlat's own
-# step on CPUs reached 0.3 to 0.7 of measured products (docs/notebook/speed.md), and of small models less: 0.36 with 2.4
-# million parameters, 0.26 with 1.0 (docs/notebook/quickstart.md), 0.09 to 0.12 with 0.37.
+# Published runs of dense models on accelerators reach 0.3 to 0.55 of the published peak (benchmarks/published). hlat's
+# own step on CPUs reached 0.3 to 0.7 of measured products (docs/notebook/speed.md), and of small models less: 0.36 with
+# 2.4 million parameters, 0.26 with 1.0 (docs/notebook/quickstart.md), 0.09 to 0.12 with 0.37.
 _REACHED = 0.35
 _SHORT_PRODUCTS = 2.4e6  # parameters
 

@@ -283,7 +283,7 @@ def _group_traces(name: str, dots: Sequence[Dot], number: int) -> Iterator[Trace
         "y": [dot.y for dot in own],
         "text": [dot.label if len(own) == 1 else "" for dot in own],
         "textposition": "top left",
-        # Plotly reads a few tags in texts; page.js escapes the others.
+        # Plotly reads tags in texts. page.js escapes `text`; here are tags of our own, so names are escaped here.
         "hovertext": [_lines(f"<b>{escape(dot.label)}</b>\n{escape(dot.says)}") for dot in own],
         "hoverinfo": "text",
         "marker": {
