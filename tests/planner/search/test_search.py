@@ -92,6 +92,8 @@ def test_layouts_judged_by_their_neighbours_are_judged_as_by_their_own_estimates
     peaks = [max(estimated_ranks(request, one)) for one in listing.layouts]
     fitting = [index for index, peak in enumerate(peaks) if peak <= limit]
     own = [one for one in found.layouts if max(estimated_ranks(request, one)) <= limit]
+    beyond = [one for one in found.layouts if max(estimated_ranks(request, one)) > limit]
+    assert all(predict_layout(request, one).peak_memory <= limit for one in beyond), "those are counted exactly"
     assert found.tried == len(peaks) and own == [listing.layouts[index] for index in fitting]
     ranked = [one.candidate for one in found.ranked]
     for numbers in (listing.times.step, peaks) if fitting else ():
