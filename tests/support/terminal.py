@@ -88,6 +88,11 @@ class Screen:
         return self._column == 0 and not "".join(self.lines[self._line :]).strip()
 
 
+def set_columns(descriptor: int, columns: int) -> None:
+    """Give a pseudo-terminal another width."""
+    fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+
 class TerminalCommand:
     """The real command ``hlat`` in a pseudo-terminal of its own session. A context manager that leaves no process.
 
@@ -103,7 +108,7 @@ class TerminalCommand:
     ) -> None:
         self.screen = Screen(columns)
         self._parent, child = pty.openpty()
-        self.resize(columns)
+        set_columns(self._parent, columns)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "hlat", *map(str, arguments)],
             stdin=child,
@@ -117,11 +122,6 @@ class TerminalCommand:
         os.close(child)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
-
-    def resize(self, columns: int) -> None:
-        """Give the terminal another width."""
-        self.screen.columns = columns
-        fcntl.ioctl(self._parent, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
 
     def press(self, keys: str) -> None:
         """Type keys."""

@@ -281,11 +281,19 @@ class BottomLine:
             while not ended and not self._takes_output():  # Ctrl-S: nothing is lost until it goes on
                 more, ended = self._waiting()
                 above += more
-            line = "" if ended and not self._leaves else self._render(max(1, columns(self._stream) - 1))
             above = in_columns(above, columns(self._stream))
+            line = "" if ended and not self._leaves else self._rendered()
             self._write(f"{_ERASE}{above}{line}\r" if above else f"\r{line}\x1b[J\r")
             if ended:
                 return
+
+    def _rendered(self) -> str:
+        while True:
+            width = columns(self._stream)
+            line = self._render(max(1, width - 1))
+            # A line that is wider than the terminal by now would be broken into rows, of which only the last is erased.
+            if columns(self._stream) == width:
+                return line
 
     def _waiting(self) -> tuple[str, bool]:
         texts: list[str] = []
