@@ -27,6 +27,8 @@ from hlat.config.recipe import Recipe
 from hlat.config.recipe_rules import broken_rules, model_problems
 from hlat.config.sections.data import DataConfig
 from hlat.config.sections.model import HF_NAMES, ModelConfig
+from hlat.config.sections.training import StageConfig
+from hlat.config.stages import span_problems, stage_contents, stage_problems
 from hlat.config.yaml_files import apply_overrides, find_recipe, read_file
 from hlat.runtime.quantities import QuantityError, parse_length
 from hlat.runtime.storage.hub import HubModel
@@ -97,6 +99,8 @@ def model_section(name: str) -> ModelConfig:
 def _parse(content: dict[str, Any], problems: list[Problem], source: str, world: int | None) -> Recipe:
     if (too_large := size_problem(content)) is not None:
         raise RecipeError([*problems, Problem("the recipe", too_large)], source)
+    if content.get("stages"):
+        return _parse_stages(content, problems, source, world)
     content, content_problems = plain_content(content)
     content, both = _without_second_names(content)
     content_problems += both
@@ -145,6 +149,75 @@ def _parse(content: dict[str, Any], problems: list[Problem], source: str, world:
         raise RecipeError(sorted(problems, key=_section_order), source, _valid_sections(content))
     assert recipe is not None, "a recipe without problems has been validated"
     return recipe.having(others, given=False)
+
+
+_ANY_STEPS = 1_000_000_000  # of a stage while its own length is not known
+
+
+def _parse_stages(content: dict[str, Any], problems: list[Problem], source: str, world: int | None) -> Recipe:
+    """Validate each stage as a recipe of its own, and join them."""
+    content, refused = plain_content(content)
+    problems = [*problems, *refused]
+    try:
+        stages = TypeAdapter(tuple[StageConfig, ...]).validate_python(content["stages"])
+    except ValidationError as error:
+        found = [{**detail, "loc": ("stages", *detail["loc"])} for detail in error.errors()[:_EXPLAINED]]
+        problems += _each_remedy_once(explain(typing.cast(ErrorDetails, detail)) for detail in found)
+        raise RecipeError(problems, source) from None
+    problems += stage_problems(content, stages)
+    training = content.get("training") if isinstance(content.get("training"), dict) else {}
+    content = _declared_for_longest({**content, "training": {**(training or {}), "steps": _ANY_STEPS, "tokens": None}})
+    parsed: list[Recipe] = []
+    for number, sections in enumerate(stage_contents(content, stages)):
+        try:
+            parsed.append(_parse(sections, [], source, world))
+        except RecipeError as error:
+            found_here = [_in_stage(problem, number, stages) for problem in error.problems]
+            problems += [problem for problem in found_here if problem not in problems]
+    if problems:
+        raise RecipeError(sorted(problems, key=_section_order), source)
+    # As they were read, with the defaults that gave way.
+    changes = [
+        stage.model_copy(update={name: _read(recipe, name, getattr(stage, name)) for name in _changed(stage)})
+        for stage, recipe in zip(stages, parsed, strict=True)
+    ]
+    recipe = parsed[0].model_copy(update={"stages": tuple(changes)}).having({"training.steps": None}, given=False)
+    if problems := list(span_problems(recipe.each_stage())):
+        raise RecipeError(problems, source)
+    return recipe
+
+
+def _changed(stage: StageConfig) -> list[str]:
+    return [name for name in StageConfig.model_fields if name in Recipe.model_fields and getattr(stage, name)]
+
+
+def _read(recipe: Recipe, section: str, written: dict[str, Any]) -> dict[str, Any]:
+    values = getattr(recipe, section).model_dump()
+    return {name: values[name] for name in written}
+
+
+def _in_stage(problem: Problem, number: int, stages: typing.Sequence[StageConfig]) -> Problem:
+    """Name the stage that gives the field of a problem."""
+    section, _, rest = problem.path.partition(".")
+    name = rest.partition(".")[0]
+    given = [i for i in range(number + 1) if name in (getattr(stages[i], section, None) or ())]
+    return replace(problem, path=f"stages.{given[-1]}.{problem.path}") if given else problem
+
+
+def _declared_for_longest(content: dict[str, Any]) -> dict[str, Any]:
+    """Declare the model for the longest sequences of all stages, if the recipe does not say for how long."""
+    model = content.get("model")
+    if not isinstance(model, dict) or model.get("max_sequence_length") is not None:
+        return content
+    lengths = [DataConfig.model_fields["sequence_length"].default]
+    data = content.get("data")
+    for values in (data, *(each.get("data") for each in content["stages"])):
+        length = values.get("sequence_length") if isinstance(values, dict) else None
+        with suppress(QuantityError):  # a refused length is reported by its stage
+            length = parse_length(length) if isinstance(length, str) else length
+            lengths += [length] if isinstance(length, int) else []
+    given = lengths[1:] if isinstance(data, dict) and "sequence_length" in data else lengths
+    return {**content, "model": {**model, "max_sequence_length": max(given)}}
 
 
 def _without_second_names(content: dict[str, Any]) -> tuple[dict[str, Any], list[Problem]]:

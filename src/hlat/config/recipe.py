@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import SerializeAsAny, ValidationError
+from pydantic import PrivateAttr, SerializeAsAny, ValidationError
 
 from hlat.config.errors import Problem, RecipeError
 from hlat.config.own_parts import TASKS
@@ -48,8 +48,10 @@ from hlat.config.sections.training import (
     RampStage,
     RunConfig,
     ScheduleConfig,
+    StageConfig,
     TrainingConfig,
 )
+from hlat.config.stages import StagePlace, stage_recipes
 from hlat.runtime.terminal import plural
 
 
@@ -58,13 +60,15 @@ class BatchSchedule:
     """Sizes of a run's global batches, in order."""
 
     size: int  # sequences of each batch after the ramp
-    ramp: tuple[tuple[int, int], ...] = ()  # number of batches and their size, by stage; empty without a ramp
+    ramp: tuple[tuple[int, int], ...] = ()  # number of batches and their size, of each part before the last
+    lengths: tuple[int, ...] = ()  # tokens of a sequence in each part, the last one too
 
     @classmethod
     def of(cls, global_batch: int, ramp: Sequence[RampStage], sequence_length: int) -> "BatchSchedule":
         # The tokens of a stage are rounded up to whole batches.
         stages = ((-(-stage.tokens // (stage.global_batch * sequence_length)), stage.global_batch) for stage in ramp)
-        return cls(global_batch, tuple(stages))
+        parts = tuple(stages)
+        return cls(global_batch, parts, (sequence_length,) * (len(parts) + 1))
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -98,6 +102,17 @@ class BatchSchedule:
     def batch_at(self, first: int) -> range:
         """Return the samples of the batch that begins with sample ``first``; raises ValueError if none does."""
         return self.batch(self.number_of(first))
+
+    def tokens_before(self, number: int) -> int:
+        """Return the tokens of all batches before batch ``number``."""
+        parts = [(part, size * length) for (part, size), length in zip(self.ramp, self.lengths, strict=False)]
+        tokens = 0
+        for part, each in parts:
+            tokens, number = tokens + min(part, number) * each, max(0, number - part)
+        return tokens + number * self.size * self.lengths[-1]
+
+    def tokens_of(self, number: int) -> int:
+        return self.tokens_before(number + 1) - self.tokens_before(number)
 
     def count(self, samples: int) -> int:
         # The last batch may not be full.
@@ -155,6 +170,28 @@ class Recipe(Section):
     """Detection of silent data corruption."""
     faults: tuple[FaultConfig, ...] = ()
     """Faults to inject, to rehearse recovery."""
+    stages: tuple[StageConfig, ...] = ()
+    """Parts of the run, in order, each with its length and what changes in it; instead of training.steps and tokens."""
+
+    _place: StagePlace | None = PrivateAttr(None)
+
+    @property
+    def place(self) -> StagePlace | None:
+        """Place of this stage in its run; None if the recipe is of a whole run."""
+        return self._place
+
+    def placed(self, place: StagePlace) -> "Recipe":
+        found = self.model_copy()
+        object.__setattr__(found, "__pydantic_private__", {"_place": place})
+        return found
+
+    def each_stage(self) -> list["Recipe"]:
+        """Return the recipe of each stage, in order; the recipe itself if it has none."""
+        return stage_recipes(self) if self.stages else [self]
+
+    @property
+    def _whole(self) -> StagePlace | None:
+        return self._place if self._place is not None or not self.stages else stage_recipes(self)[-1].place
 
     @property
     def run_dir(self) -> Path:
@@ -166,7 +203,12 @@ class Recipe(Section):
 
     @property
     def batches(self) -> BatchSchedule:
-        return BatchSchedule.of(self.batch.global_batch, self.batch.ramp, self.data.sequence_length)
+        """The global batches of the whole run."""
+        return (
+            self._whole.batches
+            if self._whole is not None
+            else BatchSchedule.of(self.batch.global_batch, self.batch.ramp, self.data.sequence_length)
+        )
 
     @property
     def tokens_per_step(self) -> int:
@@ -175,6 +217,8 @@ class Recipe(Section):
 
     @property
     def total_steps(self) -> int:
+        if self._whole is not None:
+            return self._whole.total
         if self.training.steps is not None:
             return self.training.steps
         assert self.training.tokens is not None, "the rules of a recipe require steps or tokens"
@@ -183,20 +227,27 @@ class Recipe(Section):
 
     @property
     def total_tokens(self) -> int:
-        return self.batches.first_of(self.total_steps) * self.data.sequence_length
+        return self.batches.tokens_before(self.total_steps)
 
     @property
     def steps_and_tokens(self) -> str:
-        length, parts = self.data.sequence_length, self.batches.in_steps(self.total_steps)
+        batches = self.batches
+        parts = [
+            (count, size * length)
+            for (count, size), length in zip(batches.in_steps(self.total_steps), batches.lengths, strict=False)
+        ]
         if len(parts) == 1:
-            return f"{plural(self.total_steps, 'step')} of {parts[0][1] * length:,} tokens"
+            return f"{plural(self.total_steps, 'step')} of {parts[0][1]:,} tokens"
         return f"{plural(self.total_steps, 'step')}: " + ", then ".join(
-            f"{n:,} of {size * length:,} tokens" for n, size in parts
+            f"{n:,} of {each:,} tokens" for n, each in parts
         )
 
     @property
     def horizon_steps(self) -> int:
-        return self.schedule.horizon_steps or self.total_steps
+        """Steps of the learning-rate schedule, from its beginning."""
+        place = self._place
+        span = self.total_steps if place is None else place.schedule_stop - place.schedule_first
+        return self.schedule.horizon_steps or span
 
     @property
     def component_bytes(self) -> int:

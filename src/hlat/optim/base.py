@@ -249,13 +249,13 @@ Shape = Callable[[ScheduleConfig, int, int], float]
 """Function of the schedule section, the horizon and a step after the warm-up to a share of the peak."""
 
 
-def learning_rate(config: ScheduleConfig, *, peak: float, horizon: int, step: int) -> float:
+def learning_rate(config: ScheduleConfig, *, peak: float, horizon: int, step: int, start: float = 0.0) -> float:
     """Compute the rate of a step, 1 for the first; from ``horizon`` on, where the schedule ends, the last rate.
 
-    The first rate is 1 / warmup_steps of the peak, never zero.
+    The warm-up leads from ``start``, whose step is 0, to the peak.
     """
     if step <= config.warmup_steps:
-        return peak * step / config.warmup_steps
+        return start + (peak - start) * step / config.warmup_steps
     return peak * schedule_shape(config)(config, horizon, min(step, horizon))
 
 
@@ -302,6 +302,17 @@ def _constant(config: ScheduleConfig, horizon: int, step: int) -> float:
     return 1.0
 
 
+def _linear(config: ScheduleConfig, horizon: int, step: int) -> float:
+    progress = (step - config.warmup_steps) / max(1, horizon - config.warmup_steps)
+    return 1.0 - (1.0 - config.min_ratio) * progress
+
+
+def _one_minus_root(config: ScheduleConfig, horizon: int, step: int) -> float:
+    # The decay that was best for annealing in Haegele et al. 2024 (arXiv 2405.18392).
+    progress = (step - config.warmup_steps) / max(1, horizon - config.warmup_steps)
+    return 1.0 - (1.0 - config.min_ratio) * math.sqrt(progress)
+
+
 def _wsd(config: ScheduleConfig, horizon: int, step: int) -> float:
     # Warm-up, stable, linear decay (Hu et al. 2024, MiniCPM).
     decay = max(1, round(config.decay_fraction * horizon))
@@ -309,4 +320,11 @@ def _wsd(config: ScheduleConfig, horizon: int, step: int) -> float:
     return 1.0 - (1.0 - config.min_ratio) * progress
 
 
-_SHAPES: dict[str, Shape] = {"cosine": _cosine, "cosine-clipped": _cosine_clipped, "constant": _constant, "wsd": _wsd}
+_SHAPES: dict[str, Shape] = {
+    "cosine": _cosine,
+    "cosine-clipped": _cosine_clipped,
+    "constant": _constant,
+    "wsd": _wsd,
+    "linear": _linear,
+    "1-sqrt": _one_minus_root,
+}

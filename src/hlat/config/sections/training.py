@@ -113,8 +113,10 @@ class _AdamWFields(OptimizerConfig):
 class ScheduleConfig(Section):
     """The learning rate over the steps."""
 
-    kind: Literal["cosine", "cosine-clipped", "constant", "wsd"] = "cosine"
-    """cosine reaches the floor at the horizon; cosine-clipped is HLAT's max(floor, cosine); wsd decays at the end."""
+    kind: Literal["cosine", "cosine-clipped", "constant", "wsd", "linear", "1-sqrt"] = "cosine"
+    """cosine, linear and 1-sqrt reach the floor at the horizon; cosine-clipped is HLAT's max(floor, cosine); wsd decays
+    at the end. In a stage that names its schedule it starts at the stage's beginning, from the rate that held there; to
+    reach another one, also give optimizer.lr, and warmup_steps."""
     warmup_steps: Count = 0
     """Steps of linear warm-up from zero to the peak."""
     min_ratio: Share = Field(0.1, ge=0, le=1)
@@ -170,6 +172,42 @@ class TrainingConfig(Section):
     hlat.losses), with options; the reported loss remains the cross-entropy."""
     components: dict[OwnName, dict[str, Any]] = {}
     """Components of your own, by name (package.module:Name, or an entry point of hlat.components), with options."""
+
+
+class StageConfig(Section):
+    """A part of the run, in order; what it does not name goes on as in the stage before."""
+
+    name: SetName = fixed()
+    """Name of the stage: letters, digits, dot, dash and underscore."""
+    steps: Positive | None = None
+    """Optimizer steps of the stage; or give tokens."""
+    tokens: Positive | None = None
+    """Tokens of the stage, rounded up to whole steps; or give steps."""
+    weights: dict[str, Annotated[float, Field(ge=0)]] = fixed({})
+    """Shares of data.sources by name, instead of their weights; sources that are not named have none."""
+    restart: bool | tuple[str, ...] = fixed(False)
+    """Begin all sources, or those named, anew. Otherwise a source goes on where earlier stages left it: no text of it
+    is read twice."""
+    fresh: Literal["optimizer"] | None = fixed(None)
+    """optimizer begins with an empty state of the optimizer; null keeps it."""
+    model: dict[str, Any] = fixed({})
+    """Fields of the model that change: rope."""
+    data: dict[str, Any] = fixed({})
+    """Fields of data that change: path, sources, sequence_length, packing, isolate, shuffle, prepared_dir."""
+    batch: dict[str, Any] = {}
+    """Fields of batch that change: global_batch, micro_batch."""
+    optimizer: dict[str, Any] = {}
+    """Fields of the optimizer that change; its kind stays."""
+    schedule: dict[str, Any] = {}
+    """Fields of the schedule; naming any begins a new one with this stage."""
+    training: dict[str, Any] = {}
+    """Fields of training that change: ema, log_every."""
+    evaluation: dict[str, Any] = {}
+    """Fields of the evaluation that change."""
+    parallel: dict[str, Any] = {}
+    """Fields of the layout that change."""
+    memory: dict[str, Any] = {}
+    """Fields of memory that change."""
 
 
 class EvaluationConfig(Section):
