@@ -56,13 +56,15 @@ def test_during_a_ramp_step_k_reads_the_kth_batch_that_is_not_skipped(skipped_ba
     """A skipped batch keeps its place: the sizes of all other batches stay."""
     sizes = [size for count, size in ramp for _ in range(count)] + [BATCH] * 60
     ranges = [SampleRange(sum(sizes[:n]), sum(sizes[: n + 1])) for n in range(60)]
-    skipped = SkippedSamples(BatchSchedule(BATCH, tuple(ramp)), [ranges[n] for n in skipped_batches])
+    skipped = SkippedSamples(
+        BatchSchedule(BATCH, tuple(ramp), (1,) * (len(ramp) + 1)), [ranges[n] for n in skipped_batches]
+    )
     read = [samples for n, samples in enumerate(ranges) if n not in skipped_batches]
     for done in range(20):
         before = ranges.index(read[done - 1]) + 1 if done else 0
         assert skipped.position_after(done) == sum(sizes[:before])
         assert skipped.next_step_start(done) == read[done].first
-        assert skipped.samples_of(done) == sum(stop - first for first, stop in read[:done])
+        assert skipped.tokens_of(done) == sum(stop - first for first, stop in read[:done])
         dropped = [first for first, _ in ranges[before : ranges.index(read[done])]]
         assert list(skipped.skipped_after(done)) == dropped
 

@@ -204,11 +204,9 @@ class Recipe(Section):
     @property
     def batches(self) -> BatchSchedule:
         """The global batches of the whole run."""
-        return (
-            self._whole.batches
-            if self._whole is not None
-            else BatchSchedule.of(self.batch.global_batch, self.batch.ramp, self.data.sequence_length)
-        )
+        if self._whole is not None:
+            return self._whole.batches
+        return BatchSchedule.of(self.batch.global_batch, self.batch.ramp, self.data.sequence_length)
 
     @property
     def tokens_per_step(self) -> int:

@@ -79,7 +79,8 @@ def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) ->
             if changes := getattr(stage, section):
                 now[section] = merged(now.get(section), changes)
         if number and stage.schedule:
-            now["schedule"].pop("horizon_steps", None)
+            # A new one: it ends with its stage, and warms up only if that is said again.
+            now["schedule"] |= {"horizon_steps": None, "warmup_steps": stage.schedule.get("warmup_steps", 0)}
         if number and "batch" in now:
             now["batch"] = {name: value for name, value in now["batch"].items() if name != "ramp"}
         data = dict(now.get("data") or {})

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hlat.data.prepared.prepared_folder import *
     from hlat.data.prepared.summary import *
     from hlat.data.samples.order import *
+    from hlat.data.samples.stages import *
     from hlat.data.samples.training_data import *
     from hlat.data.source_file import *
     from hlat.data.source_listing import *
@@ -61,6 +62,7 @@ __getattr__ = lazily(
         "prepared.prepared_folder": "PreparedData check_tokenizer check_vocabulary open_prepared",
         "prepared.summary": "LengthStatistics Summary TextSample summarize",
         "samples.order": "Mixture is_weighted phase_weights",
+        "samples.stages": "readings",
         "samples.training_data": "Batch TrainingData ValidationData",
         "source_file": "SourceFile",
         "tokenizers.base": "Tokenizer",

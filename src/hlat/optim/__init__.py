@@ -14,7 +14,7 @@ __getattr__ = lazily(
     {
         "base": (
             "COUNTER_BYTES LocalMatrices MatrixFunction Optimizer OptimizerSpec WholeMatrices check_schedule "
-            "learning_rate"
+            "learning_rate placed rate_at"
         ),
         "cpu_kernels": "square_sums",
         "table": "build_optimizer optimizer_spec",

@@ -13,12 +13,13 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
-from hlat.config import OptimizerConfig, OwnScheduleConfig, Problem, RecipeError, ScheduleConfig, own_parts
+from hlat.config import OptimizerConfig, OwnScheduleConfig, Problem, Recipe, RecipeError, ScheduleConfig, own_parts
 from hlat.model import LocalParameter, local
 from hlat.runtime.backend.table import backend_of
 
@@ -257,6 +258,26 @@ def learning_rate(config: ScheduleConfig, *, peak: float, horizon: int, step: in
     if step <= config.warmup_steps:
         return start + (peak - start) * step / config.warmup_steps
     return peak * schedule_shape(config)(config, horizon, min(step, horizon))
+
+
+def rate_at(recipe: Recipe, step: int) -> float:
+    """Compute the rate of a step of a run, 1 for the first; in a run with stages, of ``placed``'s recipe of one."""
+    place, horizon, peak = recipe.place, recipe.horizon_steps, recipe.optimizer.lr
+    if place is None:
+        return learning_rate(recipe.schedule, peak=peak, horizon=horizon, step=step)
+    peak = place.start if place.from_current else peak
+    step -= place.schedule_first
+    return learning_rate(recipe.schedule, peak=peak, horizon=horizon, step=step, start=place.start)
+
+
+def placed(recipe: Recipe) -> Recipe:
+    """Return the recipe of a stage with the rate from which its schedule starts: the last one of the stage before."""
+    place = recipe.place
+    if place is None or place.schedule_first == 0:
+        return recipe
+    each = [(stage, stage.place) for stage in place.run.each_stage()]
+    before = next(stage for stage, its in each if its is not None and its.stop == place.schedule_first)
+    return recipe.placed(replace(place, start=rate_at(placed(before), place.schedule_first)))
 
 
 def schedule_shape(config: ScheduleConfig) -> Shape:

@@ -50,9 +50,10 @@ class SkippedSamples:
         """Sample after the last one read by the first ``steps`` steps: the position in the data."""
         return self._batches.first_of(self._batches_until(steps))
 
-    def samples_of(self, steps: int) -> int:
+    def tokens_of(self, steps: int) -> int:
         end = self._batches_until(steps)
-        return self._batches.first_of(end) - sum(len(self._batches.batch(n)) for n in self._skipped if n < end)
+        skipped = sum(self._batches.tokens_of(number) for number in self._skipped if number < end)
+        return self._batches.tokens_before(end) - skipped
 
     def skipped_after(self, steps: int) -> Iterator[int]:
         """Yield the first samples of the batches that are skipped between step ``steps`` and the next one."""
@@ -62,8 +63,11 @@ class SkippedSamples:
             number += 1
 
     def next_step_start(self, steps: int) -> int:
-        skipped = sum(1 for _ in self.skipped_after(steps))
-        return self._batches.first_of(self._batches_until(steps) + skipped)
+        return self._batches.first_of(self.next_batch(steps))
+
+    def next_batch(self, steps: int) -> int:
+        """Return the number of the batch that the step after the first ``steps`` reads."""
+        return self._batches_until(steps) + sum(1 for _ in self.skipped_after(steps))
 
     def _batches_until(self, steps: int) -> int:
         """Number of batches up to the last one that the first ``steps`` steps read."""
@@ -152,6 +156,11 @@ class AnomalyPolicy:
             self._rollbacks.append((step, batch))
             self.skipped.add(batch)
         return StepVerdict(action, kind, reason, batch, statistics)
+
+    def begin_stage(self) -> None:
+        """Forget the losses of other data: what is usual is learned anew."""
+        self._losses.clear()
+        self._norms.clear()
 
     def roll_back(self, state: Any) -> None:
         """Restore an earlier ``state()``, or None for the beginning, but keep later rollbacks and skipped samples."""

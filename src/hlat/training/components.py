@@ -165,6 +165,9 @@ def load_state(
     found = {component: all(one.name in saved for one in states) for component, states in wanted.items()}
     extra = [one for component, states in wanted.items() if found[component] for one in states]
     restore(checkpoint, recipe.model, model.local_parameters, optimizer, extra)
+    place, stage = recipe.place, checkpoint.meta.get("stage") or {"index": 0}
+    if place is not None and place.stage.fresh == "optimizer" and stage["index"] < place.index:
+        optimizer.state.clear()
     begun: list[str] = []
     for component, states in wanted.items():
         if not found[component]:

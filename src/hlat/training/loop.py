@@ -18,6 +18,7 @@ Everything else that happens in a step is a component (``hlat.training.component
 among them. ``_components`` lists them in the order in which they are called.
 """
 
+import gc
 import math
 import time
 from collections import defaultdict
@@ -30,9 +31,10 @@ from typing import TextIO
 
 import torch
 
+from hlat.checkpoint import AsyncSaver
 from hlat.config import Recipe, refuse_faults
 from hlat.data import Batch
-from hlat.optim import Optimizer, learning_rate
+from hlat.optim import Optimizer, rate_at
 from hlat.parallel import ParallelModel, decide_compilation
 from hlat.resilience import APPLY, StepVerdict, Watchdog, record_run_id, set_step_counter
 from hlat.runtime.backend.faults import collect_dumps
@@ -58,6 +60,9 @@ from hlat.training.saving.exports import WeightExports
 from hlat.training.start import RunOrigin, announce, has_begun, record_attempt, record_early_failure, run_lock
 from hlat.training.step_metrics import MetricsCollection, MetricsLines, evaluations_after, report_anomaly
 from hlat.training.validation.losses import ValidationResult
+
+NEXT_STAGE = "stage"
+"""Why the steps of a stage end, of which others follow."""
 
 
 @dataclass(frozen=True)
@@ -136,19 +141,49 @@ def run(
         )
         folder = _lock_run_folder(stack, recipe, runtime, stream)
         open_run_folder(recipe.run_dir, earlier)  # again: the folder may have changed while waiting for the lock
-        state = _build(recipe, runtime, folder, data_progress, require_step, earlier, origin)
-        tracker = _open_tracker(state, stream)
-        stack.enter_context(tracker)
-        announce(state, tracker)
-        checkpointer = Checkpointer(state, tracker, CorruptionCheck(state, tracker), background_saver(saver, state))
-        first_step = state.step
-        try:
-            with explained_out_of_memory(state.recipe, runtime, lambda: state.step - first_step):
-                return _train(state, tracker, profile, checkpointer, on_step)
-        except HlatError as error:
-            with suppress(StorageError):  # the error may be about this very disk
-                tracker.event("error", step=state.step, message=str(error))
-            raise
+        background: AsyncSaver | None = None
+        last_step: int | None = None
+        while True:
+            state = _build(recipe, runtime, folder, data_progress, require_step, earlier, origin)
+            if last_step is None:
+                last_step = _last_step(state)
+                background = background_saver(saver, state)
+            with _open_tracker(state, stream) as tracker:
+                outcome, background = _run_stage(state, tracker, profile, background, last_step, on_step)
+            if outcome.reason != NEXT_STAGE:
+                return outcome
+            # The next stage begins as a resumed run does, and in the memory of this one.
+            del state
+            gc.collect()
+            earlier, require_step = None, None
+
+
+def _last_step(state: RunState) -> int:
+    """Return the step after which this process ends."""
+    total, after = state.recipe.total_steps, state.recipe.training.stop_after
+    return min(total, state.step + after) if after else total
+
+
+def _run_stage(
+    state: RunState,
+    tracker: Tracker | OtherRankTracker,
+    profile: bool,
+    background: AsyncSaver | None,
+    last_step: int,
+    on_step: Sequence[Callable[[StepEnd], object]],
+) -> tuple[Outcome, AsyncSaver | None]:
+    """Train to the end of the run or of its stage; return how it ended, and the saver if it is not lost."""
+    announce(state, tracker)
+    checkpointer = Checkpointer(state, tracker, CorruptionCheck(state, tracker), background)
+    first_step = state.step
+    try:
+        with explained_out_of_memory(state.recipe, state.runtime, lambda: state.step - first_step):
+            outcome = _train(state, tracker, profile, checkpointer, last_step, on_step)
+    except HlatError as error:
+        with suppress(StorageError):  # the error may be about this very disk
+            tracker.event("error", step=state.step, message=str(error))
+        raise
+    return outcome, checkpointer.background
 
 
 def _build(
@@ -224,10 +259,10 @@ def _train(
     tracker: Tracker | OtherRankTracker,
     profile: bool,
     checkpointer: Checkpointer,
+    last_step: int,
     on_step: Sequence[Callable[[StepEnd], object]],
 ) -> Outcome:
     recipe, total = state.recipe, state.recipe.total_steps
-    last_step = min(total, state.step + recipe.training.stop_after) if recipe.training.stop_after else total
     result, stop_reason = None, None
 
     def on_signal(name: str) -> None:
@@ -261,9 +296,9 @@ def _train(
                 roll_back(state, prefetcher, tracker)
                 components.after_rollback(state.step)
                 # Also after a rollback: the vote of this step has to be completed on every rank.
-                result, stop_reason = None, stop.vote_result()
+                result, stop_reason = None, stop.vote_result() or (NEXT_STAGE if state.leaves_stage else None)
                 continue
-            stop_reason = stop.vote_result()
+            stop_reason = stop.vote_result() or (NEXT_STAGE if state.leaves_stage else None)
             is_last = state.step == last_step or stop_reason is not None
             components.after_step(StepEnd(state.step, result, is_last))
             enter_stage("")
@@ -273,8 +308,12 @@ def _train(
             tracker.message(f"data: {note}")
         enter_phase("end")
 
-    reason = "finished" if state.step >= total else stop_reason if stop_reason is not None else "stop_after"
-    tracker.event("end", step=state.step, reason=reason)
+    reason = stop_reason if stop_reason is not None else "stop_after"
+    if state.step >= total:
+        reason = "finished"
+    elif state.step >= last_step and reason == NEXT_STAGE:
+        reason = "stop_after"
+    tracker.event("stage_end" if reason == NEXT_STAGE else "end", step=state.step, reason=reason)
     checkpoint = state.saved.path if state.saved is not None else None
     return Outcome(state.step, total, reason, checkpoint, metrics_lines.validation)
 
@@ -315,7 +354,9 @@ def _training_step(state: RunState, prefetcher: BatchPrefetcher) -> StepResult:
     def check(loss: float, norm: float) -> StepVerdict:
         return state.anomalies.check(state.step + 1, samples, loss, norm)
 
-    result = update(state.model, state.optimizer, state.recipe, state.step + 1, loss, check)
+    # Stages and their schedules are counted in batches, of which an anomaly may have skipped some.
+    scheduled = state.step if state.recipe.place is None else state.next_batch
+    result = update(state.model, state.optimizer, state.recipe, scheduled + 1, loss, check)
     enter_phase("between")
     # After the update: if the step fails, a restart reads its samples again.
     state.training_data.advance(local_batch.progress)
@@ -354,7 +395,7 @@ def update(
         loss_read, norm_read = torch.stack((loss, norm)).tolist()
         verdict = check(loss_read, norm_read)
     enter_phase("optimizer")
-    rate = learning_rate(recipe.schedule, peak=recipe.optimizer.lr, horizon=recipe.horizon_steps, step=step)
+    rate = rate_at(recipe, step)
     if verdict.applied:
         if recipe.optimizer.clip_norm is not None:
             optimizer.clip_gradients(norm, recipe.optimizer.clip_norm)

@@ -46,6 +46,7 @@ from hlat.data import (
     open_validation_sets,
     prepare_recipe_data,
     prepare_validation_sets,
+    readings,
 )
 from hlat.hardware import PeakFlops, peak_again, peak_flops
 from hlat.model import flops_per_token
@@ -66,6 +67,7 @@ from hlat.training.components import ComponentList, StateChanges, load_state
 from hlat.training.faulty_disk import checkpoint_disk
 from hlat.training.numerics import Arithmetic, resolve_determinism, resolve_precision
 from hlat.training.optional_components import requested_components
+from hlat.training.stages import find_stage, stage_record
 from hlat.training.validation.evaluation import Evaluation, open_evaluation
 
 
@@ -179,7 +181,20 @@ class RunState:
     @property
     def tokens(self) -> int:
         """Tokens of the steps done so far, without those of skipped samples."""
-        return self.anomalies.skipped.samples_of(self.step) * self.recipe.data.sequence_length
+        return self.anomalies.skipped.tokens_of(self.step)
+
+    @property
+    def next_batch(self) -> int:
+        """Number of the global batch that the next step reads."""
+        return self.anomalies.skipped.next_batch(self.step)
+
+    @property
+    def leaves_stage(self) -> bool:
+        """True if the next step belongs to another stage: a later one, or after a rollback an earlier one."""
+        place = self.recipe.place
+        if place is None:
+            return False
+        return self.next_batch < place.first or (self.next_batch >= place.stop and not place.is_last)
 
     def data_notes_at_end(self) -> list[str]:
         """Return notes on checksums compared late; raises DataError if one differs. Collective."""
@@ -221,6 +236,7 @@ class RunState:
             "evaluation": self.evaluation.identity,
             "metrics": to_json_value(self.unwritten_metrics),
             "versions": software_versions() | self.arithmetic.names(),
+            **({} if self.recipe.place is None else {"stage": stage_record(self.recipe)}),
         }
         files = tokenizer_files(self.prepared.tokenizer_dir) if self.runtime.ranks.is_first else {}
         extra = self.components.state()
@@ -262,10 +278,14 @@ def _open_training_data(recipe: Recipe, runtime: Runtime, prepared: PreparedData
         online = OnlineData(prepared, data, seed, batches, recipe.data_parallel(runtime.world))
         return OnlineBatchSource(online, runtime.ranks)
 
-    def make() -> TrainingData:
-        return TrainingData(prepared, data, seed)
+    place = recipe.place
+    first, stop = (0, recipe.total_steps) if place is None else (place.first, place.stop)
+    begin = batches.first_of(first)
+    total = batches.first_of(stop) - begin
 
-    total = batches.first_of(recipe.total_steps)
+    def make() -> TrainingData:
+        return TrainingData(prepared, data, seed, readings(recipe), begin)
+
     runtime.ranks.run_on_rank0(lambda: make().refuse_too_short(total))
     return PreparedBatchSource(runtime.ranks.run_on_all(make), batches, total)
 
@@ -324,17 +344,26 @@ def build_run_state(
     # First: ranks with different recipes or code would hang in some later collective.
     check_consistent(runtime.ranks, {"recipe": _dotted_fields(recipe.model_dump(mode="json")), "code": code_identity()})
     seed_generators(recipe.training.seed)
-    prepared, training_data, sets, evaluation = _open_data(recipe, runtime, data_progress)
     seed = recipe.training.seed
     damaged: list[DamagedCheckpoint] = []
     enter_stage("looking for a checkpoint")
     store, tiers = _open_storage(recipe, runtime, folder, damaged)
-    anomalies = AnomalyPolicy(recipe.anomalies, recipe.batches, recipe.data.sequence_length)
     newest = tiers.newest(require_step)
     check_nothing_lost(runtime.ranks, folder.path, newest.step if newest is not None else None, earlier, damaged)
+    recipe, saved_by = find_stage(recipe, newest)
+    begins_stage = newest is not None and saved_by is not recipe
+    prepared, training_data, sets, evaluation = _open_data(recipe, runtime, data_progress)
+    anomalies = AnomalyPolicy(recipe.anomalies, recipe.batches, recipe.data.sequence_length)
     asked_for = recipe.precision.mode
     recipe, precision_note, arithmetic = _settle_arithmetic(recipe, runtime, newest)
-    recipe_changes = [] if newest is None else _check_resume(newest, recipe, prepared, evaluation, arithmetic)
+    if newest is None:
+        recipe_changes = []
+    elif begins_stage:
+        saved_recipe, fingerprint = read_saved_run(newest)
+        settled = saved_by.model_copy(update={"precision": recipe.precision, "run": recipe.run})
+        recipe_changes = check_resume(saved_recipe, fingerprint, settled, fingerprint)
+    else:
+        recipe_changes = _check_resume(newest, recipe, prepared, evaluation, arithmetic)
     fresh = newest is None and recipe.checkpoint.init_from is None
     enter_stage("building the model")
     # Weights that are loaded below need not be initialised.
@@ -350,6 +379,8 @@ def build_run_state(
         changes = runtime.ranks.run_on_all(lambda: load_state(newest, recipe, model, optimizer, components))
         runtime.ranks.run_on_all(lambda: training_data.restore(newest))
         anomalies.restore(newest.meta.get("anomalies"))
+        if begins_stage:
+            anomalies.begin_stage()
     else:
         initial_weights = _load_initial_weights(recipe, runtime, model)
         components.reset()
@@ -380,7 +411,9 @@ def build_run_state(
         precision_note=precision_note,
         mode_was_chosen=asked_for == AUTO,
         arithmetic=arithmetic,
-        saved_arithmetic=arithmetic.saved_in(newest.meta.get("versions", {})) if newest is not None else None,
+        saved_arithmetic=(
+            arithmetic.saved_in(newest.meta.get("versions", {})) if newest is not None and not begins_stage else None
+        ),
         unwritten_metrics=_saved_metrics(newest.meta) if newest is not None else None,
         initial_weights=initial_weights,
     )

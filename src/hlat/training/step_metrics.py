@@ -161,7 +161,7 @@ def multiples_after(every: int | None, first: int, last: int) -> int:
 def evaluations_after(recipe: Recipe, step: int) -> int:
     """Count the evaluations that come after a step, the last step's included."""
     settings, before_last = recipe.evaluation, recipe.total_steps - 1
-    tokens = [recipe.batches.first_of(each) * recipe.data.sequence_length for each in (step, before_last)]
+    tokens = [recipe.batches.tokens_before(each) for each in (step, before_last)]
     count = multiples_after(settings.every_steps, step, before_last), multiples_after(settings.every_tokens, *tokens)
     return min(max(count) + 1, recipe.total_steps - step)
 
@@ -245,14 +245,15 @@ class MetricsLines(TrainingComponent):
 
     def _due(self, every: int | None) -> bool:
         step = self._state.step
-        return step == self._state.recipe.total_steps or (every is not None and step % every == 0)
+        is_last = step == self._state.recipe.total_steps or self._state.leaves_stage
+        return is_last or (every is not None and step % every == 0)
 
     def _passed(self, tokens: int | None) -> bool:
         if tokens is None:
             return False
-        batches, length, step = self._state.recipe.batches, self._state.recipe.data.sequence_length, self._state.step
+        batches, step = self._state.recipe.batches, self._state.step
         # Steps rarely end on a multiple exactly: the first one at or past it counts.
-        return batches.first_of(step) * length // tokens > batches.first_of(step - 1) * length // tokens
+        return batches.tokens_before(step) // tokens > batches.tokens_before(step - 1) // tokens
 
     def _evaluate(self) -> EvaluationResult | None:
         """Evaluate the weights; None if that failed, now or in an earlier attempt. Collective."""

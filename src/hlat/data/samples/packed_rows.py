@@ -214,6 +214,30 @@ def _limit_tokens(prepared: PreparedData, documents: DocumentRange, limit: int |
     return DocumentRange(documents.first_document, count, documents.first_token, limit)
 
 
+_WHOLE_DOCUMENTS = 100  # a document at a border stays whole unless it is longer than the text divided by this
+
+
+def part_of(
+    prepared: PreparedData, documents: DocumentRange, begin: int, end: int | None, packing: str
+) -> DocumentRange:
+    """Return the documents of a range from its token ``begin`` on and before token ``end``: whole ones, if possible."""
+    if begin == 0 and (end is None or end >= documents.tokens):
+        return documents
+    last = documents.first_document + documents.documents
+    starts = prepared.document_boundaries("train")[documents.first_document : last + 1].astype(np.int64)
+    starts = np.minimum(starts - documents.first_token, documents.tokens)  # the last document may be cut off
+
+    def border(token: int) -> tuple[int, int]:
+        document = int(np.searchsorted(starts[:-1], token))
+        whole = int(starts[document])
+        # Of one huge document, rows can be shared out; packing needs whole ones.
+        cut = packing == "concat" and whole - token > documents.tokens // _WHOLE_DOCUMENTS
+        return (document, token) if cut else (document, whole)
+
+    (first, low), (stop, high) = border(begin), border(documents.tokens if end is None else end)
+    return DocumentRange(documents.first_document + first, stop - first, documents.first_token + low, high - low)
+
+
 def pack_rows(prepared: PreparedData, documents: DocumentRange, length: int, packing: str) -> PackedRows:
     """Divide a range of documents into rows of ``length`` tokens; packing is "concat" or "best-fit"."""
     if packing == "concat":

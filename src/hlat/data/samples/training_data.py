@@ -27,8 +27,10 @@ from hlat.data.samples.packed_rows import (
     all_training_documents,
     measure_waste,
     pack_rows,
+    part_of,
     source_ranges,
 )
+from hlat.data.samples.stages import Reading
 from hlat.model import IGNORED
 from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import DataError
@@ -51,10 +53,18 @@ class Batch:
 class TrainingData:
     """The training split as samples, addressed by a global index that continues over epochs.
 
+    ``reads`` are the readings of a stage, which begins with global sample ``first``; none for a run without stages.
     DataError if the corpus, or a source with a weight, is shorter than one sample, or if a phase is.
     """
 
-    def __init__(self, prepared: PreparedData, config: DataConfig, seed: int) -> None:
+    def __init__(
+        self,
+        prepared: PreparedData,
+        config: DataConfig,
+        seed: int,
+        reads: Sequence[Reading] = (),
+        first: int = 0,
+    ) -> None:
         length = config.sequence_length
         starts = prepared.document_boundaries("train") if config.isolate else None
         self._reader = RowReader(prepared.tokens("train"), length, starts)
@@ -62,6 +72,8 @@ class TrainingData:
         self._ranges = (
             [all_training_documents(prepared)] if _is_single_corpus(config) else source_ranges(prepared, config)
         )
+        self.reads, self._first = tuple(reads) or (Reading(),) * len(self._ranges), first
+        self._share_out()
         self._rows = [pack_rows(prepared, documents, length, config.packing) for documents in self._ranges]
         counts = [len(rows) for rows in self._rows]
         self._refuse_too_little(counts)
@@ -86,7 +98,9 @@ class TrainingData:
         """Raise DataError if ``samples`` samples exceed data.sources.max_epochs of a source."""
         if self.mixture is not None:
             rows = [len(rows) for rows in self._rows]
-            refuse_too_many_epochs(self._config, self.mixture.counts(samples).tolist(), rows)
+            counts = self.mixture.counts(samples).tolist()
+            needed = [read.first + count for read, count in zip(self.reads, counts, strict=True)]
+            refuse_too_many_epochs(self._config, needed, rows)
 
     @property
     def waste(self) -> PackingWaste | None:
@@ -102,15 +116,15 @@ class TrainingData:
 
     def sample_ids(self, samples: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return the row of each global sample, int64, same shape; numbered over all sources."""
-        indexes = np.asarray(samples, dtype=np.int64)
+        indexes = np.asarray(samples, dtype=np.int64) - self._first
         if self.mixture is None:
-            return self._orders[0].items(indexes)
+            return self._orders[0].items(self.reads[0].first + indexes)
         sources, ordinals = self.mixture.locate(indexes)
         rows = np.empty_like(indexes)
         for source in np.unique(sources):
             selected = sources == source
             first = int(self._ends[source - 1]) if source else 0
-            rows[selected] = first + self._orders[source].items(ordinals[selected])
+            rows[selected] = first + self._orders[source].items(self.reads[source].first + ordinals[selected])
         return rows
 
     def batch(self, first: int, count: int) -> Batch:
@@ -127,6 +141,20 @@ class TrainingData:
             for number, row in zip(range_indexes, (ids - starts[range_indexes]).tolist(), strict=True)
         ]
         return make_batch(self._prepared, "train", self._reader.read(ranges), ids)
+
+    def _share_out(self) -> None:
+        """Leave earlier and later stages the documents that they read."""
+        for number, (whole, read) in enumerate(zip(self._ranges, self.reads, strict=True)):
+            if whole.tokens and (read.begin >= whole.tokens or (read.end or 0) >= whole.tokens):
+                name = self._config.sources[number].label if len(self._ranges) > 1 else "the text"
+                raise DataError(
+                    f"{self._prepared.dir}: {name} has {whole.tokens:,} training tokens, and stages with other rows "
+                    f"(sequence length, packing) before the last of them read {max(read.begin, read.end or 0):,}: none "
+                    "are left for it. Say restart: true in that stage to read the text anew, make the earlier stages "
+                    "shorter, or give more text."
+                )
+        pairs, packing = zip(self._ranges, self.reads, strict=True), self._config.packing
+        self._ranges = [part_of(self._prepared, whole, read.begin, read.end, packing) for whole, read in pairs]
 
     def _refuse_too_little(self, counts: list[int]) -> None:
         length, packing = self._config.sequence_length, self._config.packing

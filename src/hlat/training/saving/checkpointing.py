@@ -119,6 +119,11 @@ class Checkpointer(TrainingComponent):
         self._snapshots = SnapshotClock(local.every_seconds if local is not None else None, state.runtime.ranks, clock)
         self._last_snapshot_failed = False
 
+    @property
+    def background(self) -> AsyncSaver | None:
+        """The saver process; None if there is none, or it is lost."""
+        return self._background
+
     def before_step(self) -> None:
         self._snapshots.start_vote(busy=self._pending)
 

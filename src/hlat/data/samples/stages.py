@@ -1,0 +1,134 @@
+"""Where each stage of a run begins to read: a function of the stages before it, so that no text is read twice.
+
+    stages of a run --readings--> for each stream of a stage: its first sample, and the tokens that its rows are of
+
+A stream is what has an order of its own: a source with a weight, or a corpus without weights. Stages in a row that
+divide a stream into the same rows go on in its order. A stage with other rows, longer ones for one, gets the text
+behind that of the stages before: a stream's documents are shared out between such groups of stages, each as many as
+it reads, and the last group all that are left.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hlat.config import Recipe
+from hlat.data.samples.order import build_mixture, is_weighted
+from hlat.runtime.errors import DataError
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a stage reads of a stream."""
+
+    first: int = 0  # samples of the stream's order that earlier stages have read
+    begin: int = 0  # tokens of the stream, from its beginning, that are left to earlier stages, whole documents
+    end: int | None = None  # tokens after which they are left to later stages; None if none follow
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a stage does with its streams."""
+
+    name: str
+    streams: tuple[str, ...]
+    counts: tuple[int, ...]  # samples that it reads of each
+    rows: tuple[Any, ...]  # what divides the streams into rows
+    length: int
+    restarts: tuple[bool, ...]
+
+    def use(self, stream: str) -> tuple[int, bool] | None:
+        if stream not in self.streams:
+            return None
+        index = self.streams.index(stream)
+        return self.counts[index], self.restarts[index]
+
+
+def readings(recipe: Recipe) -> list[Reading]:
+    """Return what the stage of a recipe reads of its streams, in the order of its sources.
+
+    Raises:
+        DataError: it is not known where the stage has to go on in a source.
+    """
+    place = recipe.place
+    if place is None:
+        return [Reading()] * (len(recipe.data.sources) if is_weighted(recipe.data) else 1)
+    parts = [_part(stage) for stage in place.run.each_stage()]
+    here = parts[place.index]
+    return [_reading(parts, place.index, stream) for stream in here.streams]
+
+
+def _part(recipe: Recipe) -> _Part:
+    place, data = recipe.place, recipe.data
+    assert place is not None, "the recipe of a stage"
+    samples = place.batches.first_of(place.stop) - place.batches.first_of(place.first)
+    texts = [source.path for source in data.sources] or [str(data.path)]
+    labels = [source.label for source in data.sources] or [""]
+    restart = place.stage.restart
+    again = [restart if isinstance(restart, bool) else label in restart for label in labels]
+    limits = [(source.max_tokens, source.repeat) for source in data.sources]
+    mixture = build_mixture(data)
+    if mixture is None:
+        rows = (data.sequence_length, data.packing, data.shuffle, tuple(limits))
+        return _Part(place.stage.name, ("\n".join(texts),), (samples,), rows, data.sequence_length, (all(again),))
+    counts = tuple(mixture.counts(samples).tolist())
+    rows = (data.sequence_length, data.packing, data.shuffle)
+    return _Part(place.stage.name, tuple(texts), counts, rows, data.sequence_length, tuple(again))
+
+
+def _reading(parts: Sequence[_Part], index: int, stream: str) -> Reading:
+    begin = samples = 0
+    rows: tuple[Any, ...] | None = None
+    length = 0
+    for part in parts[: index + 1]:
+        if (use := part.use(stream)) is None:
+            continue
+        count, restarts = use
+        if restarts or rows is None:
+            begin = samples = 0
+        elif part.rows != rows:
+            begin, samples = begin + _needed(samples, length), 0
+        rows, length = part.rows, part.length
+        if part is not parts[index]:
+            samples += count
+    _refuse_mixed(parts, index, stream)
+    return Reading(samples, begin, _end(parts, index, stream, begin, samples))
+
+
+def _end(parts: Sequence[_Part], index: int, stream: str, begin: int, samples: int) -> int | None:
+    """Return where the stages begin that divide the stream into other rows."""
+    here = parts[index]
+    total = samples + here.counts[here.streams.index(stream)]
+    for part in parts[index + 1 :]:
+        if (use := part.use(stream)) is None:
+            continue
+        if use[1]:
+            return None
+        if part.rows != here.rows:
+            return begin + _needed(total, here.length)
+        total += use[0]
+    return None
+
+
+def _needed(samples: int, length: int) -> int:
+    # A row of either packing holds at most so many tokens, the label of its last one included.
+    return samples * (length + 1)
+
+
+def _refuse_mixed(parts: Sequence[_Part], index: int, stream: str) -> None:
+    """Refuse a source that an earlier stage has read as part of another stream: which of its text is not known."""
+    here = parts[index]
+    if here.restarts[here.streams.index(stream)]:
+        return
+    mine = set(stream.split("\n"))
+    for part in reversed(parts[:index]):
+        for other in part.streams:
+            if other != stream and mine & set(other.split("\n")):
+                both = ", ".join(sorted(mine & set(other.split("\n"))))
+                raise DataError(
+                    f"stage {here.name} reads {both}, of which stage {part.name} has read a part, mixed with other "
+                    "text: which part is not known. Give the sources weights in both stages, or restart: true in "
+                    f"stage {here.name} to read them anew."
+                )
+        if (use := part.use(stream)) is not None and use[1]:
+            return  # it began anew
