@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hlat.config.sections.model import *
     from hlat.config.sections.operation import *
     from hlat.config.sections.training import *
+    from hlat.config.stages import *
     from hlat.config.yaml_files import *
 
 __getattr__ = lazily(
@@ -47,6 +48,7 @@ __getattr__ = lazily(
             "ParallelConfig PrecisionConfig RampStage RunConfig Schedule ScheduleConfig ZERO_BUBBLE "
             "compile_obstacle default_virtual_stages"
         ),
+        "stages": "StagePlace",
         "yaml_files": "RECIPE_ENDINGS apply_overrides find_recipe load_yaml",
     },
 )

@@ -21,6 +21,7 @@ _GIB = 1 << 30
 _MARKED = {
     "checkpoint": ("save", False),
     "resume": ("restart", True),
+    "stage": ("stage", True),
     "anomaly": ("anomaly", True),
     "rollback": ("rollback", True),
 }

@@ -161,6 +161,7 @@ _ACTIONS = {"warn": "applied", "skip": "step skipped", "rollback": "rolled back"
 _TOLD: dict[str, Callable[[RunEvent], str]] = {
     "start": _told_start,
     "resume": _told_start,
+    "stage": lambda event: f"Stage {event.words('stage')} began",
     "incident": _told_incident,
     "checkpoint": _told_save,
     "anomaly": _told_anomaly,

@@ -81,7 +81,8 @@ class PreparedBatchSource:
 
     def __init__(self, data: TrainingData, batches: BatchSchedule, total: int) -> None:
         self._data, self._batches = data, batches
-        self.notes = [f"data: {_epochs(data.epochs(total))} in this run"]
+        part = "run" if not data.is_part else "stage, of what other stages leave it"
+        self.notes = [f"data: {_epochs(data.epochs(total))} in this {part}"]
         if (waste := data.waste) is not None:
             self.notes.append(f"packing: {waste}")
 

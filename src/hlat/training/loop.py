@@ -145,10 +145,12 @@ def run(
         last_step: int | None = None
         while True:
             state = _build(recipe, runtime, folder, data_progress, require_step, earlier, origin)
+            is_first = last_step is None
             if last_step is None:
                 last_step = _last_step(state)
                 background = background_saver(saver, state)
             with _open_tracker(state, stream) as tracker:
+                announce(state, tracker, first=is_first)
                 outcome, background = _run_stage(state, tracker, profile, background, last_step, on_step)
             if outcome.reason != NEXT_STAGE:
                 return outcome
@@ -173,7 +175,6 @@ def _run_stage(
     on_step: Sequence[Callable[[StepEnd], object]],
 ) -> tuple[Outcome, AsyncSaver | None]:
     """Train to the end of the run or of its stage; return how it ended, and the saver if it is not lost."""
-    announce(state, tracker)
     checkpointer = Checkpointer(state, tracker, CorruptionCheck(state, tracker), background)
     first_step = state.step
     try:
@@ -313,7 +314,8 @@ def _train(
         reason = "finished"
     elif state.step >= last_step and reason == NEXT_STAGE:
         reason = "stop_after"
-    tracker.event("stage_end" if reason == NEXT_STAGE else "end", step=state.step, reason=reason)
+    if reason != NEXT_STAGE:
+        tracker.event("end", step=state.step, reason=reason)
     checkpoint = state.saved.path if state.saved is not None else None
     return Outcome(state.step, total, reason, checkpoint, metrics_lines.validation)
 

@@ -165,6 +165,7 @@ class RunState:
     arithmetic: Arithmetic  # what computes the model
     precision_note: str | None  # explains the choice of precision.mode=auto, or warns of a mode that is slow here
     mode_was_chosen: bool = False  # precision.mode was auto
+    begins_stage: bool = False  # the loaded checkpoint is of an earlier stage
     saved_arithmetic: Arithmetic | None = None  # what did when the loaded checkpoint was saved
     unwritten_metrics: dict[str, Any] | None = (
         None  # of the step just done, for its line of metrics, until that is written
@@ -410,6 +411,7 @@ def build_run_state(
         component_changes=changes,
         precision_note=precision_note,
         mode_was_chosen=asked_for == AUTO,
+        begins_stage=begins_stage,
         arithmetic=arithmetic,
         saved_arithmetic=(
             arithmetic.saved_in(newest.meta.get("versions", {})) if newest is not None and not begins_stage else None

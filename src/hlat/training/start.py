@@ -41,7 +41,7 @@ from typing import Any
 import yaml
 
 from hlat.checkpoint import software_versions
-from hlat.config import Recipe, own_parts, recipe_notes, short
+from hlat.config import Recipe, StagePlace, own_parts, recipe_notes, short
 from hlat.hardware import device_chip, load_catalog
 from hlat.model import count_parameters, deterministic_by_default
 from hlat.parallel import decide_compilation
@@ -341,13 +341,18 @@ def _git_name_content(own: Path, shared: Path, name: str) -> str:
 _LOG = logging.getLogger(__name__)
 
 
-def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
-    """Log model, data, device and plan of the run, and record its start or resume as an event."""
+def announce(state: RunState, tracker: Tracker | OtherRankTracker, *, first: bool = True) -> None:
+    """Log model, data, device and plan of the run, and record its start, resume or stage as an event.
+
+    ``first`` is False for further stages in this process: what holds for the whole run is not said again.
+    """
     recipe = state.recipe
     parameters = count_parameters(recipe.model).total
     device = backend_of(state.runtime.device).describe(state.runtime.device)
-    for line, values in _header(state, parameters, device):
+    for line, values in _header(state, parameters, device) if first else ():
         tracker.message(line, **values)
+    if recipe.place is not None:
+        tracker.message(_stage_line(recipe.place), stage=recipe.place.stage.name)
     for line in _decisions(state) if is_verbose() else ():
         tracker.message(line)
     _report_notes(state, tracker)
@@ -356,7 +361,7 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     loaded = {"init_from": recipe.checkpoint.init_from, "init_sha256": state.initial_weights} if begins else {}
     tracker.event(
         # A run that is killed before its first checkpoint starts again.
-        "resume" if state.step else "start",
+        ("resume" if state.step else "start") if first else "stage",
         step=state.step,
         parameters=parameters,
         processes=state.runtime.world,
@@ -365,7 +370,13 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
         changes=recipe_changes,
         recipe=recipe.model_dump(mode="json"),  # reports need it before there is a checkpoint
         **loaded,
+        **({} if recipe.place is None else {"stage": recipe.place.stage.name}),
     )
+
+
+def _stage_line(place: StagePlace) -> str:
+    number = f"stage {place.index + 1} of {len(place.run.stages)}, {place.stage.name}"
+    return f"{number}: steps {place.first + 1:,} to {place.stop:,}"
 
 
 def _header(state: RunState, parameters: int, device: str) -> list[tuple[str, dict[str, Any]]]:
@@ -411,7 +422,8 @@ def _decisions(state: RunState) -> list[str]:
 def _report_notes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     """Say what is unusual about this run, and what has changed since its checkpoint."""
     recipe, prepared = state.recipe, state.prepared
-    if state.precision_note is not None and (state.saved is not None or not state.mode_was_chosen):
+    is_new = state.saved is None or state.begins_stage
+    if state.precision_note is not None and not (is_new and state.mode_was_chosen):
         tracker.message(state.precision_note)
     if (cost := _determinism_cost(state)) is not None:
         tracker.message(cost)
@@ -442,7 +454,7 @@ def _report_notes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
             f"at step {state.step} already, past the {plural(recipe.total_steps, 'step')} of the recipe; to go on, "
             "give a larger training.steps"
         )
-    elif state.step:
+    elif state.step and not state.begins_stage:
         text = f"resumed at step {state.step} of {recipe.total_steps}"
         tracker.message(text, step=state.step, total_steps=recipe.total_steps)
     _report_changes(state, tracker)

@@ -94,6 +94,11 @@ class TrainingData:
         columns = zip(self._config.sources, self.mixture.counts(samples), self._orders, strict=True)
         return {source.label: int(count) / max(order.epoch_length, 1) for source, count, order in columns}
 
+    @property
+    def is_part(self) -> bool:
+        """True if other stages read some of the text."""
+        return any(read != Reading() for read in self.reads)
+
     def refuse_too_short(self, samples: int) -> None:
         """Raise DataError if ``samples`` samples exceed data.sources.max_epochs of a source."""
         if self.mixture is not None:

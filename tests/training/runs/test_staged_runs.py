@@ -1,0 +1,128 @@
+"""Runs with stages: killed at borders and between, on other ranks and layouts, they have the same bits and samples.
+
+Three stages: short rows, another mixture with a decay from the current rate, and rows four times as long, with another
+base of RoPE and another layout.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hlat.config import parse_recipe
+from tests.support.same_runs import assert_same_run, events_of, metrics_of
+
+LENGTH, LONG = 32, 128
+STEPS = (4, 3, 3)  # of each stage
+RUN = [
+    "training.log_every=1",
+    "batch.global_batch=8",
+    "batch.micro_batch=2",
+    "evaluation.every_steps=null",
+    "checkpoint.every_steps=2",
+    "checkpoint.keep_last=20",
+    "checkpoint.background=false",
+    "recovery.backoff_seconds=0",
+    "tracking.console=plain",
+    "tracking.tensorboard=false",
+    "schedule={kind: constant, warmup_steps: 2}",
+    "training.ema={decay: 0.75, every_steps: 2}",
+]
+PHASES = ("data", "forward", "backward", "optimizer", "checkpoint")
+KILLS = [(4, "optimizer"), (4, "checkpoint"), (5, "data"), (7, "checkpoint"), (8, "data"), (9, "backward")]
+MORE_KILLS = [(3, "data"), (4, "forward"), (5, "backward"), (6, "checkpoint"), (7, "backward"), (8, "optimizer")]
+
+
+def stages(long: str = "{}") -> str:
+    short = f"{{name: short, steps: {STEPS[0]}}}"
+    anneal = f"{{name: anneal, tokens: {STEPS[1] * 8 * LENGTH - 5}, weights: {{a: 1, b: 3}}, "
+    anneal += "schedule: {kind: 1-sqrt, min_ratio: 0.1}}"
+    last = f"{{name: long, steps: {STEPS[2]}, data: {{sequence_length: {LONG}}}, batch: {{global_batch: 4}}, "
+    last += f"model: {{rope: {{theta: 40000}}}}, optimizer: {{lr: 0.002}}, parallel: {long}}}"
+    return f"stages=[{short}, {anneal}, {last}]"
+
+
+class Runs:
+    """Runs of one recipe on the same data, each in its folder."""
+
+    def __init__(self, folder: Path, cli: Callable[..., "object"]) -> None:
+        self._folder, self._cli = folder, cli
+
+    def train(self, name: str, *more: str, long: str = "{}") -> Path:
+        """Train a run, or go on with it; return its folder."""
+        here = [f"run.dir={self._folder / name}", f"data.prepared_dir={self._folder / 'data'}", stages(long)]
+        done = self._cli("train", self._folder / "recipe.yaml", *here, *RUN, *more)
+        self.printed, self.said = done.stdout, done.stderr
+        assert done.returncode == 0, done.stderr
+        return self._folder / name
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, tiny_recipe, corpus, cli) -> Runs:
+    folder = tmp_path_factory.mktemp("staged")
+    recipe = yaml.safe_load(tiny_recipe)
+    text = "\n\n".join(file.read_text() for file in sorted(Path(corpus).rglob("*.txt")))
+    for name, part in (("a", text[: len(text) // 2]), ("b", text[len(text) // 2 :])):
+        (folder / f"{name}.txt").write_text(part)
+    recipe["data"] |= {"sources": [{"path": str(folder / f"{n}.txt"), "name": n, "weight": 1} for n in "ab"]}
+    recipe["data"].pop("path", None)
+    for name in ("steps", "tokens"):
+        recipe["training"].pop(name, None)
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return Runs(folder, cli)
+
+
+@pytest.fixture(scope="module")
+def straight(runs) -> Path:
+    """An undisturbed run of one process."""
+    return runs.train("straight")
+
+
+def batches(run: Path) -> list[tuple[int, ...]]:
+    """Step, samples, tokens and checksum of each step."""
+    return [tuple(line[name] for name in ("step", "samples", "tokens", "batch_crc32")) for line in metrics_of(run)]
+
+
+def test_positions_rates_and_borders_are_those_of_the_recipe(runs, straight):
+    sizes = [8] * (STEPS[0] + STEPS[1]) + [4] * STEPS[2]
+    tokens = [8 * LENGTH] * (STEPS[0] + STEPS[1]) + [4 * LONG] * STEPS[2]
+    found = batches(straight)
+    assert [line[:3] for line in found] == [
+        (step, sum(sizes[:step]), sum(tokens[:step])) for step in range(1, sum(STEPS) + 1)
+    ]
+    assert len({crc for *_, crc in found}) == sum(STEPS), "all batches differ"
+    begun = [(event["step"], event["stage"]) for event in events_of(straight, "stage")]
+    assert begun == [(4, "anneal"), (7, "long")]
+    recipe = parse_recipe({**yaml.safe_load((straight / "recipe.yaml").read_text())})
+    assert recipe.stages[1].tokens == STEPS[1] * 8 * LENGTH - 5
+    rates = [line["lr"] for line in metrics_of(straight)]
+    last = rates[STEPS[0] - 1]
+    share = [1 - 0.9 * (step / sum(STEPS[1:])) ** 0.5 for step in range(1, sum(STEPS[1:]) + 1)]
+    # The third stage names another rate: the same shape from there.
+    wanted = [last * each for each in share[: STEPS[1]]] + [0.002 * each for each in share[STEPS[1] :]]
+    assert rates[STEPS[0] :] == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("kills", [KILLS, pytest.param(MORE_KILLS, marks=pytest.mark.slow)], ids=["borders", "more"])
+def test_killed_at_borders_and_between_a_run_has_the_same_bits(runs, straight, kills):
+    faults = ", ".join(f"{{kind: kill, at_step: {step}, phase: {phase}}}" for step, phase in kills)
+    run = runs.train(f"killed {len(faults)}", f"faults=[{faults}]", "--allow-faults")
+    assert len(events_of(run, "resume")) + len(list(events_of(run, "start"))) == len(kills) + 1
+    assert_same_run(run, straight)
+
+
+def test_on_two_ranks_the_third_stage_has_another_layout_and_the_same_samples(runs, straight):
+    """Two data-parallel ranks, then two tensor-parallel ones; killed in the border, the run goes on bitwise."""
+    run = runs.train("ranks", "--nproc", "2", long="{tensor: 2}")
+    assert batches(run) == batches(straight)
+    killed = "faults=[{kind: kill, at_step: 7, phase: checkpoint, rank: 1}, {kind: kill, at_step: 8, phase: data}]"
+    again = runs.train("ranks killed", "--nproc", "2", killed, "--allow-faults", long="{tensor: 2}")
+    assert_same_run(again, run)
+
+
+def test_a_run_that_has_left_a_stage_keeps_its_length(runs, straight):
+    more = stages().replace(f"steps: {STEPS[0]}", f"steps: {STEPS[0] + 1}")
+    with pytest.raises(AssertionError):
+        runs.train("straight", more)
+    assert "Stages that a run has left keep their lengths" in runs.said
