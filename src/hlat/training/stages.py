@@ -20,7 +20,12 @@ def stage_record(recipe: Recipe) -> dict[str, Any]:
     """Return what a checkpoint keeps of the stage that saves it: which one, where it began, and what it reads."""
     place = recipe.place
     index, name, first = (0, "", 0) if place is None else (place.index, place.stage.name, place.first)
-    return {"index": index, "name": name, "first": first, "reads": [vars(each) for each in readings(recipe)]}
+    return {
+        "index": index,
+        "name": name,
+        "first": first,
+        "reads": [{"first": each.first, "earlier": list(each.earlier), "own": each.own} for each in readings(recipe)],
+    }
 
 
 def find_stage(recipe: Recipe, newest: Checkpoint | None) -> tuple[Recipe, Recipe]:
@@ -52,7 +57,7 @@ def _stage_of(stages: list[Recipe], batch: int) -> Recipe:
 
 def _check_same(saved: dict[str, Any], stage: Recipe, newest: Checkpoint) -> None:
     now = stage_record(stage)
-    if saved["reads"] is None and any(each != {"first": 0, "begin": 0, "end": None} for each in now["reads"]):
+    if saved["reads"] is None and any(each["earlier"] or each["own"] for each in now["reads"]):
         reason = "a later stage would get text of which this run has read a part. Say restart: true in it"
     elif (saved["index"], saved["first"]) != (now["index"], now["first"]):
         reason = (

@@ -19,6 +19,7 @@ plan for itself: a million documents take a second.
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -214,28 +215,34 @@ def _limit_tokens(prepared: PreparedData, documents: DocumentRange, limit: int |
     return DocumentRange(documents.first_document, count, documents.first_token, limit)
 
 
-_WHOLE_DOCUMENTS = 100  # a document at a border stays whole unless it is longer than the text divided by this
+_WHOLE_DOCUMENTS = 20  # a document at a border stays whole unless it is longer than the text divided by this
 
 
 def part_of(
-    prepared: PreparedData, documents: DocumentRange, begin: int, end: int | None, packing: str
+    prepared: PreparedData, documents: DocumentRange, before: Sequence[int], own: int | None, packing: str
 ) -> DocumentRange:
-    """Return the documents of a range from its token ``begin`` on and before token ``end``: whole ones, if possible."""
-    if begin == 0 and (end is None or end >= documents.tokens):
+    """Return the part of a range behind others: whole documents, if possible, with at least ``own`` tokens.
+
+    ``before`` are the tokens of each part before it, at least; ``own`` None takes all that are left.
+    """
+    if not before and own is None:
         return documents
     last = documents.first_document + documents.documents
     starts = prepared.document_boundaries("train")[documents.first_document : last + 1].astype(np.int64)
     starts = np.minimum(starts - documents.first_token, documents.tokens)  # the last document may be cut off
 
-    def border(token: int) -> tuple[int, int]:
-        document = int(np.searchsorted(starts[:-1], token))
-        whole = int(starts[document])
+    def border(token: int) -> int:
+        whole = int(starts[min(np.searchsorted(starts, token), len(starts) - 1)])
         # Of one huge document, rows can be shared out; packing needs whole ones.
         cut = packing == "concat" and whole - token > documents.tokens // _WHOLE_DOCUMENTS
-        return (document, token) if cut else (document, whole)
+        return token if cut else whole
 
-    (first, low), (stop, high) = border(begin), border(documents.tokens if end is None else end)
-    return DocumentRange(documents.first_document + first, stop - first, documents.first_token + low, high - low)
+    begin = 0
+    for tokens in before:
+        begin = border(begin + tokens)
+    end = documents.tokens if own is None else border(begin + own)
+    first, stop = np.searchsorted(starts[:-1], [begin, end]).tolist()
+    return DocumentRange(documents.first_document + first, stop - first, documents.first_token + begin, end - begin)
 
 
 def pack_rows(prepared: PreparedData, documents: DocumentRange, length: int, packing: str) -> PackedRows:

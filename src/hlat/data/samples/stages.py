@@ -22,8 +22,8 @@ class Reading:
     """What a stage reads of a stream."""
 
     first: int = 0  # samples of the stream's order that earlier stages have read
-    begin: int = 0  # tokens of the stream, from its beginning, that are left to earlier stages, whole documents
-    end: int | None = None  # tokens after which they are left to later stages; None if none follow
+    earlier: tuple[int, ...] = ()  # tokens of each group of stages before, that divided the stream into other rows
+    own: int | None = None  # tokens of this stage's group, if such a group follows; None: all that are left
 
 
 @dataclass(frozen=True)
@@ -77,26 +77,24 @@ def _part(recipe: Recipe) -> _Part:
 
 
 def _reading(parts: Sequence[_Part], index: int, stream: str) -> Reading:
-    begin = samples = 0
-    rows: tuple[Any, ...] | None = None
-    length = 0
+    earlier, samples = list[int](), 0
+    before: _Part | None = None
     for part in parts[: index + 1]:
         if (use := part.use(stream)) is None:
             continue
         count, restarts = use
-        if restarts or rows is None:
-            begin = samples = 0
-        elif part.rows != rows:
-            begin, samples = begin + _needed(samples, length), 0
-        rows, length = part.rows, part.length
-        if part is not parts[index]:
-            samples += count
+        if restarts or before is None:
+            earlier, samples = [], 0
+        elif part.rows != before.rows:
+            earlier, samples = [*earlier, _needed(samples, before.length)], 0
+        before = part
+        samples += count if part is not parts[index] else 0
     _refuse_mixed(parts, index, stream)
-    return Reading(samples, begin, _end(parts, index, stream, begin, samples))
+    return Reading(samples, tuple(earlier), _own(parts, index, stream, samples))
 
 
-def _end(parts: Sequence[_Part], index: int, stream: str, begin: int, samples: int) -> int | None:
-    """Return where the stages begin that divide the stream into other rows."""
+def _own(parts: Sequence[_Part], index: int, stream: str, samples: int) -> int | None:
+    """Return the tokens of a stage and those like it around it, if a stage with other rows follows them."""
     here = parts[index]
     total = samples + here.counts[here.streams.index(stream)]
     for part in parts[index + 1 :]:
@@ -105,7 +103,7 @@ def _end(parts: Sequence[_Part], index: int, stream: str, begin: int, samples: i
         if use[1]:
             return None
         if part.rows != here.rows:
-            return begin + _needed(total, here.length)
+            return _needed(total, here.length)
         total += use[0]
     return None
 

@@ -150,16 +150,17 @@ class TrainingData:
     def _share_out(self) -> None:
         """Leave earlier and later stages the documents that they read."""
         for number, (whole, read) in enumerate(zip(self._ranges, self.reads, strict=True)):
-            if whole.tokens and (read.begin >= whole.tokens or (read.end or 0) >= whole.tokens):
+            part = part_of(self._prepared, whole, read.earlier, read.own, self._config.packing)
+            used = sum(read.earlier) + (read.own or 0)
+            if whole.tokens and read != Reading(read.first) and (used >= whole.tokens or part.tokens < (read.own or 1)):
                 name = self._config.sources[number].label if len(self._ranges) > 1 else "the text"
                 raise DataError(
                     f"{self._prepared.dir}: {name} has {whole.tokens:,} training tokens, and stages with other rows "
-                    f"(sequence length, packing) before the last of them read {max(read.begin, read.end or 0):,}: none "
-                    "are left for it. Say restart: true in that stage to read the text anew, make the earlier stages "
-                    "shorter, or give more text."
+                    f"(sequence length, packing) before the last of them read {used:,}: none are left for it. Say "
+                    "restart: true in that stage to read the text anew, make the earlier stages shorter, or give more "
+                    "text."
                 )
-        pairs, packing = zip(self._ranges, self.reads, strict=True), self._config.packing
-        self._ranges = [part_of(self._prepared, whole, read.begin, read.end, packing) for whole, read in pairs]
+            self._ranges[number] = part
 
     def _refuse_too_little(self, counts: list[int]) -> None:
         length, packing = self._config.sequence_length, self._config.packing
