@@ -72,7 +72,7 @@ def merged(values: Any, changes: Mapping[str, Any], depth: int = 1) -> dict[str,
 
 def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) -> Iterator[dict[str, Any]]:
     """Yield the sections of a recipe as they are in each stage."""
-    folders: dict[str, str | None] = {}
+    folders: dict[str, tuple[Any, Any]] = {}
     now = {name: value for name, value in content.items() if name != "stages"}
     for number, stage in enumerate(stages):
         for section in _MAY_CHANGE:
@@ -102,29 +102,30 @@ def _weighted(source: Any, weights: Mapping[str, float]) -> Any:
 
 
 def _give_folder(
-    content: Mapping[str, Any], stage: StageConfig, folders: dict[str, str | None], data: dict[str, Any]
+    content: Mapping[str, Any], stage: StageConfig, folders: dict[str, tuple[Any, Any]], data: dict[str, Any]
 ) -> None:
-    """Set the folder of prepared data: that of an earlier stage with the same text, or else one of its own."""
+    """Set the folder of prepared data: that of an earlier stage with the same text, or else one of its own.
+
+    There is one vocabulary for the whole run: that of the first stage. ``folders`` has folder and tokenizer by text.
+    """
+    names = ("path", "text_column", "tokens_column", "name")
     sources = data.get("sources") or ({"path": data.get("path")},)
-    texts = [
-        (source.get("path"), source.get("text_column"), source.get("tokens_column"), source.get("name"))
-        for source in sources
-        if isinstance(source, Mapping)
-    ]
-    key = repr(texts)
-    if "prepared_dir" in stage.data or not folders:
-        folders[key] = data.get("prepared_dir")
-    elif key in folders:
-        data["prepared_dir"] = folders[key]
-    else:
-        run = content.get("run") if isinstance(content.get("run"), Mapping) else {}
-        assert isinstance(run, Mapping)
-        first = next(iter(folders.values())) or f"{run.get('dir') or 'runs/' + str(run.get('name', 'run'))}/data"
-        data["prepared_dir"] = folders[key] = f"{first}-{stage.name}"
-        tokenizer = data.get("tokenizer")
+    key = repr([[source.get(name) for name in names] for source in sources if isinstance(source, Mapping)])
+    if not folders:
+        folders[key] = data.get("prepared_dir"), data.get("tokenizer")
+        return
+    if key not in folders:
+        folder, tokenizer = next(iter(folders.values()))
+        run: Any = content.get("run") or {}
+        folder = folder or f"{run.get('dir') or 'runs/' + str(run.get('name', 'run'))}/data"
         if not (isinstance(tokenizer, Mapping) and tokenizer.get("path")):
-            # One vocabulary for the whole run: that of the first stage.
-            data["tokenizer"] = {**(tokenizer or {}), "path": f"{first}/tokenizer"}
+            tokenizer = {**(tokenizer or {}), "path": f"{folder}/tokenizer"}
+        folders[key] = f"{folder}-{stage.name}", tokenizer
+    if "prepared_dir" in stage.data:
+        folders[key] = stage.data["prepared_dir"], folders[key][1]
+    data["prepared_dir"], data["tokenizer"] = folders[key]
+    if data["tokenizer"] is None:
+        del data["tokenizer"]
 
 
 def stage_recipes(run: "Recipe") -> list["Recipe"]:

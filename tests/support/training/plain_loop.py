@@ -135,13 +135,13 @@ def train(numbers: Training, hf_folder: Path, prepared: Path) -> PlainLoopResult
     n = (len(tokens) - 1) // length
     out.samples_of_an_epoch = n
     out.initial = _copy(model)
-    optimizer = _optimizer(numbers, model)
+    optimizer = optimizer_of(numbers, model)
     for step, samples in enumerate(numbers.batches(), start=1):
         starts = [length * shuffled(numbers.seed, sample // n, sample % n, n) for sample in samples]
         rows = torch.from_numpy(np.stack([tokens[start : start + length + 1] for start in starts]))
         loss = 0.0
         for part in rows.split(numbers.micro_batch):
-            term = _nats(model, part) / (len(rows) * length)
+            term = nats(model, part) / (len(rows) * length)
             term.backward()
             loss += float(term.detach())
         norm = float(nn.utils.clip_grad_norm_(model.parameters(), numbers.clip_norm))
@@ -165,7 +165,8 @@ def train(numbers: Training, hf_folder: Path, prepared: Path) -> PlainLoopResult
     return out
 
 
-def _optimizer(numbers: Training, model: nn.Module) -> torch.optim.Optimizer:
+def optimizer_of(numbers: Training, model: nn.Module) -> torch.optim.Optimizer:
+    """Return torch's AdamW with the decay of matrices and vectors."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     decay_of_vectors = numbers.weight_decay if numbers.decay_vectors else 0.0
@@ -176,7 +177,8 @@ def _optimizer(numbers: Training, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, betas=numbers.betas, eps=numbers.eps, foreach=False)
 
 
-def _nats(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+def nats(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the cross-entropies of rows, each token and the next."""
     logits = model(rows[:, :-1], use_cache=False).logits
     return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum")
 
@@ -188,7 +190,7 @@ def _copy(model: nn.Module) -> dict[str, torch.Tensor]:
 @torch.no_grad()
 def _validate(model: nn.Module, files: PreparedTokens, length: int) -> tuple[float, float]:
     """Validate on all tokens of the split but the first, in windows; the last one is shorter."""
-    tokens, nats = files.of("validation"), 0.0
+    tokens, total = files.of("validation"), 0.0
     for start in range(0, len(tokens) - 1, length):
-        nats += float(_nats(model, torch.from_numpy(tokens[start : start + length + 1]).unsqueeze(0)))
-    return nats / (len(tokens) - 1), nats / (math.log(2) * files.bytes_of(tokens[1:]))
+        total += float(nats(model, torch.from_numpy(tokens[start : start + length + 1]).unsqueeze(0)))
+    return total / (len(tokens) - 1), total / (math.log(2) * files.bytes_of(tokens[1:]))
