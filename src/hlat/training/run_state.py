@@ -67,7 +67,7 @@ from hlat.training.components import ComponentList, StateChanges, load_state
 from hlat.training.faulty_disk import checkpoint_disk
 from hlat.training.numerics import Arithmetic, resolve_determinism, resolve_precision
 from hlat.training.optional_components import requested_components
-from hlat.training.stages import find_stage, stage_record
+from hlat.training.stages import check_later_stages, find_stage, stage_record
 from hlat.training.validation.evaluation import Evaluation, open_evaluation
 
 
@@ -287,7 +287,11 @@ def _open_training_data(recipe: Recipe, runtime: Runtime, prepared: PreparedData
     def make() -> TrainingData:
         return TrainingData(prepared, data, seed, readings(recipe), begin)
 
-    runtime.ranks.run_on_rank0(lambda: make().refuse_too_short(total))
+    def check() -> None:
+        make().refuse_too_short(total)
+        check_later_stages(recipe, prepared)
+
+    runtime.ranks.run_on_rank0(check)
     return PreparedBatchSource(runtime.ranks.run_on_all(make), batches, total)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from hlat.checkpoint import Checkpoint
 from hlat.config import Recipe
-from hlat.data import readings
+from hlat.data import PreparedData, TrainingData, readings
 from hlat.optim import placed
 from hlat.resilience import AnomalyPolicy
 from hlat.runtime.errors import CheckpointError
@@ -48,6 +48,18 @@ def find_stage(recipe: Recipe, newest: Checkpoint | None) -> tuple[Recipe, Recip
     saved = newest.meta.get("stage") or {**stage_record(stages[0]), "reads": None}
     _check_same(saved, saved_by, newest)
     return here, saved_by
+
+
+def check_later_stages(recipe: Recipe, prepared: PreparedData) -> None:
+    """Raise DataError if a later stage would find too little text: before the first step, not at its border."""
+    place = recipe.place
+    for stage in place.run.each_stage()[place.index + 1 :] if place is not None else ():
+        its = stage.place
+        assert its is not None, "the recipe of a stage"
+        shares = readings(stage)
+        if stage.prepared_dir == recipe.prepared_dir:
+            data = TrainingData(prepared, stage.data, stage.training.seed, shares, its.batches.first_of(its.first))
+            data.refuse_too_short(its.batches.first_of(its.stop) - its.batches.first_of(its.first))
 
 
 def _stage_of(stages: list[Recipe], batch: int) -> Recipe:

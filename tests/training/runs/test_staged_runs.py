@@ -126,3 +126,10 @@ def test_a_run_that_has_left_a_stage_keeps_its_length(runs, straight):
     with pytest.raises(AssertionError):
         runs.train("straight", more)
     assert "Stages that a run has left keep their lengths" in runs.said
+
+
+def test_too_little_text_for_the_last_stage_is_said_before_the_first_step(runs):
+    more = stages().replace(f"steps: {STEPS[0]}", "steps: 100000")
+    with pytest.raises(AssertionError):
+        runs.train("too short", more)
+    assert "none are left for it" in runs.said and "step 1/" not in runs.printed
