@@ -5,10 +5,14 @@ from typing import Any
 import pytest
 import torch
 
-from hlat.config import ModelConfig
+from hlat.config import SCALINGS, ModelConfig, hf_to_model, model_problems
+from hlat.evaluation import generate
 from hlat.model.hf_config import config_json
-from hlat.model.rope import Rope, frequencies
-from tests.support.model.families import BASE, LLAMA3
+from hlat.model.rope import _SCALED, Rope, frequencies
+from hlat.parallel.forward_model import ForwardModel
+from hlat.runtime.errors import DataError
+from tests.model.test_parity import distance, ours, theirs
+from tests.support.model.families import BASE, LLAMA3, float64_norms, our_model, tokens_of, twin
 
 transformers = pytest.importorskip("transformers", reason="the extra [hf] is not installed")
 CPU = torch.device("cpu")
@@ -63,3 +67,64 @@ def test_tables_are_those_of_transformers(name: str, length: int) -> None:
     expected = rotary(config)(torch.empty(0), torch.arange(length)[None])
     for table, both in zip((cos, sin), expected, strict=True):
         assert torch.equal(torch.cat([table, table], dim=-1), both[0])
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_table_is_the_same_on_every_rank_and_for_every_document(name: str) -> None:
+    """Ranks of context parallelism have other positions, and documents begin anew; the rows have one length."""
+    rope = Rope(model_of(SCALED[name]).rope, 16)
+    whole, rope.length = rope.tables([(0, 64)], CPU), 64
+    for spans in ([(0, 16), (48, 64)], [(16, 32), (32, 48)]):
+        for part, table in zip(rope.tables(spans, CPU), whole, strict=True):
+            assert torch.equal(part, torch.cat([table[start:stop] for start, stop in spans]))
+    positions = torch.cat([torch.arange(20), torch.arange(28)])[None]
+    for part, table in zip(rope.tables([(0, 48)], CPU, positions), whole, strict=True):
+        assert torch.equal(part, table[positions])
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_float64_agrees_to_1e_9(name: str) -> None:
+    """Logits and gradients of texts longer than some of the original contexts."""
+    config = model_of(SCALED[name], kv_heads=2)
+    logits, gradients = ours(config, torch.float64)
+    expected_logits, expected = theirs(config)
+    torch.testing.assert_close(logits, expected_logits, rtol=1e-9, atol=1e-9 * float(expected_logits.abs().max()))
+    assert max(distance(gradients[name], expected[name]) for name in expected) < 1e-9
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_every_scaling_is_exported_and_imported_again(name: str) -> None:
+    config = model_of(SCALED[name], max_sequence_length=128)
+    content = config_json(config, torch.float32, eos_id=None, bos_id=None)
+    again = ModelConfig.model_validate(hf_to_model(content))
+    assert again.rope == config.rope
+    longest = again.max_sequence_length
+    assert longest is not None and config_json(again, torch.float32, eos_id=None, bos_id=None) == content
+    assert not model_problems(again)
+
+
+@pytest.mark.parametrize("name", ["dynamic", "yarn, DeepSeek"])
+@pytest.mark.parametrize("prompt", [5, 40])
+def test_a_text_grows_as_in_transformers(name: str, prompt: int) -> None:
+    """Prompts below and above the original context of 32: each token has the frequencies of the text up to it."""
+    config = model_of(SCALED[name], kv_heads=2)
+    model, reference = our_model(config, torch.float64), twin(our_model(config), torch.float64)
+    tokens = tokens_of(config, 1, prompt)
+    with float64_norms(reference):
+        text = reference.generate(tokens, max_new_tokens=60, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    assert generate(model, tokens[0].tolist(), 60) == text[0, prompt:].tolist()
+    assert len(set(text[0, prompt:].tolist())) > 3
+
+
+def test_texts_that_are_rotated_by_their_lengths_are_not_computed_together() -> None:
+    config = model_of(DYNAMIC)
+    model = ForwardModel(our_model(config), CPU)
+    cache = model.new_cache(2, 40)
+    model.hidden(tokens_of(config, 2, 31), cache)
+    model.hidden(tokens_of(config, 2, 1), cache)
+    with pytest.raises(DataError, match="those above 32 tokens are rotated by their lengths"):
+        model.hidden(tokens_of(config, 2, 1), cache)
+
+
+def test_every_kind_has_a_formula_and_a_case() -> None:
+    assert set(SCALINGS) == set(_SCALED) == {str(scaling["kind"]) for scaling in SCALED.values()}
