@@ -56,6 +56,11 @@ FIELDS = (
         "scaling.kind = 'longrope': there is no such",
         "linear, dynamic, yarn, llama3",
     ),
+    _check(
+        "half a scaling",
+        "model.rope.scaling={kind: dynamic, factor: 2}",
+        "model.rope.scaling.original_max_position: is required. It means: Longest sequence that is not scaled",
+    ),
     _check("name with a space", "run.name=my\u00a0run!", "run.name = ", "letters, digits, dot, dash and underscore"),
     _check(
         "tokenizer by name", "data.tokenizer=gpt2", ": 1 problem", "has an owner, as in data.tokenizer.path=openai-"
