@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hlat.config import RecipeError
+from hlat.config import DynamicScaling, RecipeError, YarnScaling
 from hlat.config.model_files import hf_to_model
 from hlat.config.sections.model import ModelConfig
 
@@ -25,6 +25,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
 
 
 def model(**more: Any) -> ModelConfig:
@@ -66,6 +67,27 @@ def test_linear_and_default_rope() -> None:
     assert model(rope_parameters={"rope_type": "default", "rope_theta": 7.0}).rope.theta == 7.0
 
 
+def test_yarn_and_dynamic() -> None:
+    """What a YaRN file leaves out has the defaults of transformers; a dynamic one gives the context before scaling."""
+    yarn = model(rope_scaling={**YARN, "finetuned": True, "mscale": None, "truncate": False}).rope.scaling
+    assert yarn == YarnScaling(kind="yarn", factor=4.0, original_max_position=1024, truncate=False)
+    assert (yarn.beta_fast, yarn.beta_slow) == (32.0, 1.0)
+    for missing in ({}, {"factor": None}):
+        words = {"rope_type": "yarn", "original_max_position_embeddings": 1024, **missing}
+        inferred = model(max_position_embeddings=40960, rope_parameters=words).rope.scaling
+        assert inferred == YarnScaling(kind="yarn", factor=40.0, original_max_position=1024)
+    stretched = model(max_position_embeddings=4096, rope_scaling={"type": "dynamic", "factor": 2.5})
+    assert stretched.max_sequence_length == 10240
+    assert stretched.rope.scaling == DynamicScaling(kind="dynamic", factor=2.5, original_max_position=4096)
+
+
+def test_a_window_between_both_contexts_of_a_dynamic_scaling_counts() -> None:
+    words = {"model_type": "mistral", "num_key_value_heads": 2, "max_position_embeddings": 4096}
+    assert model(sliding_window=4096, **words).sliding_window is None
+    scaling = {"type": "dynamic", "factor": 4.0}
+    assert model(sliding_window=4096, rope_scaling=scaling, **words).sliding_window == 4096
+
+
 def test_a_null_theta_beside_that_of_rope_parameters_is_none() -> None:
     """Witness: the configuration of transformers."""
     fields = {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}
@@ -101,7 +123,7 @@ def test_everything_wrong_is_said_at_once() -> None:
         use_sliding_window=True,
         sliding_window=512,
         torch_dtype="float8_e4m3fn",
-        rope_scaling={"rope_type": "yarn", "factor": 4.0},
+        rope_scaling={"rope_type": "longrope", "factor": 4.0},
         rms_norm_eps=-1.0,
         tie_word_embeddings="yes",
         num_key_value_heads=2.5,
@@ -123,7 +145,7 @@ def test_everything_wrong_is_said_at_once() -> None:
         "num_key_value_heads",
     }
     assert "llama, mistral, olmo2, qwen2, qwen3" in found["model_type"]
-    assert "'yarn'" in found["rope_scaling.rope_type"] and "linear and llama3" in found["rope_scaling.rope_type"]
+    assert "'longrope'" in found["rope_scaling.rope_type"] and "dynamic, yarn" in found["rope_scaling.rope_type"]
 
 
 @pytest.mark.parametrize(
@@ -134,6 +156,14 @@ def test_everything_wrong_is_said_at_once() -> None:
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "beta_fast": 32}}, "rope_scaling.beta_fast"),
+        ({"rope_scaling": {"rope_type": "default", "factor": 2.0}}, "rope_scaling.factor"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "original_max_position_embeddings"),
+        ({"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 64}}, "factor"),
+        ({"rope_scaling": {**YARN, "truncate": "no"}}, "truncate"),
+        ({"rope_scaling": {**YARN, "beta_slow": 0}}, "beta_slow"),
+        ({"rope_scaling": {**YARN, "attention_factor": -1.0}}, "attention_factor"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "max_position_embeddings"),
         ({"rope_scaling": [1]}, "rope_scaling"),
         ({"rope_parameters": {"rope_theta": True}}, "rope_theta"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
@@ -163,8 +193,8 @@ _FIELDS = (
     "layer_types", "attention_dropout", "quantization_config", "sliding_window", "use_sliding_window",
     "dtype", "torch_dtype",
 )  # fmt: skip
-_ROPE = st.dictionaries(st.sampled_from([*LLAMA3, "rope_type", "type", "rope_theta", "partial_rotary_factor"]), _JSON)
-_KINDS = st.sampled_from(["llama", "mistral", "qwen2", "qwen3", "default", "linear", "llama3", "sliding_attention"])
+_ROPE = st.dictionaries(st.sampled_from([*LLAMA3, *YARN, "type", "mscale", "truncate", "rope_theta"]), _JSON)
+_KINDS = st.sampled_from(["llama", "mistral", "qwen2", "qwen3", "default", "linear", "llama3", "yarn", "dynamic"])
 
 
 @given(changes=st.dictionaries(st.sampled_from(_FIELDS), _JSON | _ROPE | _KINDS | st.lists(_KINDS)))

@@ -12,6 +12,7 @@ from hlat.config import PRESETS, Problem, Recipe, RecipeError, load_recipe
 from hlat.config.load import parse_recipe
 
 GOOD = {"model": {"preset": "tiny-1m"}, "data": {"path": "corpus.txt"}, "training": {"steps": 100}}
+YARN = {"kind": "yarn", "factor": 4.0, "original_max_position": 64}
 
 
 def problems_of(content: dict, overrides: tuple[str, ...] = (), tmp: Path | None = None) -> dict[str, Problem]:
@@ -72,6 +73,15 @@ def test_ten_mistakes_are_all_reported_at_once_with_their_remedies(tmp_path):
         (
             {"model": {"preset": "tiny-1m", "rope": {"scaling": {"kind": "llama3", "low_freq_factor": 4.0}}}},
             "model.rope.scaling.high_freq_factor",
+        ),
+        (
+            {"model": {"preset": "tiny-1m", "rope": {"scaling": {**YARN, "beta_fast": 1.0, "beta_slow": 2.0}}}},
+            "model.rope.scaling.beta_fast",
+        ),
+        ({"model": {"preset": "tiny-1m", "rope": {"theta": 1.0, "scaling": YARN}}}, "model.rope.scaling.kind"),
+        (
+            {"model": {"preset": "tiny-1m", "head_dim": 2, "rope": {"scaling": {**YARN, "kind": "dynamic"}}}},
+            "model.rope.scaling.kind",
         ),
         (
             {"model": {"preset": "tiny-1m", "rope": {"scaling": {"kind": "linear", "factr": 2}}}},

@@ -39,10 +39,11 @@ __getattr__ = lazily(
         "sections.base": "OwnPart Section",
         "sections.data": "DataConfig",
         "sections.model": (
-            "ARCHITECTURES HF_NAMES LinearScaling Llama3Scaling ModelConfig OwnModelConfig RopeConfig "
+            "ARCHITECTURES HF_NAMES ModelConfig OwnModelConfig RopeConfig "
             "architecture_entry exported_family written_fields"
         ),
         "sections.operation": "AnomalyConfig CheckpointConfig FaultConfig RecoveryConfig TrackingConfig refuse_faults",
+        "sections.rope": "DynamicScaling LinearScaling Llama3Scaling SCALINGS YarnScaling",
         "sections.training": (
             "AdamWConfig INTERLEAVED MuonConfig OptimizerConfig OwnOptimizerConfig OwnScheduleConfig "
             "ParallelConfig PrecisionConfig RampStage RunConfig Schedule ScheduleConfig ZERO_BUBBLE "

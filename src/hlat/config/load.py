@@ -237,7 +237,9 @@ def _without_second_names(content: dict[str, Any]) -> tuple[dict[str, Any], list
 
 def _without_model_sizes(found: list[ErrorDetails], model: Any) -> tuple[list[ErrorDetails], list[Problem]]:
     """Report a model without sizes in one problem that names presets, instead of a line for each size."""
-    absent = [detail for detail in found if detail["type"] == "missing" and detail["loc"][0] == "model"]
+    # Not those deeper in it, such as the factor of a RoPE scaling
+    missing = (detail for detail in found if detail["type"] == "missing" and detail["loc"][0] == "model")
+    absent = [detail for detail in missing if len(detail["loc"]) <= 2]
     names = [str(detail["loc"][1]) for detail in absent if len(detail["loc"]) == 2]
     if len(names) == 1 or not absent:  # one that was forgotten: its own description says more
         return found, []

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hlat.config.errors import Problem, RecipeError, size_problem
-from hlat.config.sections.model import ARCHITECTURES, HF_NAMES, MOST_LAYERS, MOST_TOKENS, WIDEST, ArchitectureEntry
+from hlat.config.sections.base import MOST_TOKENS
+from hlat.config.sections.model import ARCHITECTURES, HF_NAMES, MOST_LAYERS, WIDEST, ArchitectureEntry
+from hlat.config.sections.rope import SCALINGS, RopeScaling
 from hlat.runtime.storage.local_files import read_small_file
 from hlat.runtime.terminal import plural
 
@@ -58,6 +60,8 @@ _ATTENTION_KINDS = {
     _FULL_ATTENTION: _FULL_ATTENTION,
     _SLIDING_ATTENTION: _SLIDING_ATTENTION,
 }  # attention is the name in older files
+# Beside the fields of a scaling; finetuned is a note in files of YaRN's authors
+_ROPE_SETTINGS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"})
 _UNKNOWN_ARCHITECTURE = ArchitectureEntry("")  # so that the other fields of an unknown family are checked too
 
 
@@ -79,6 +83,10 @@ def hf_to_model(config: Any) -> dict[str, Any]:
         value = _given(config, theirs, family.implied.get(theirs))
         if value is not None:
             fields[ours] = reader.positive(theirs, value)
+    fields["rope"] = reader.rope()
+    scaling = fields["rope"].get("scaling")
+    if scaling is not None and (context := SCALINGS[scaling["kind"]].stretched(scaling)) is not None:
+        fields["max_sequence_length"] = context
     # The defaults are those of transformers' configurations.
     fields["norm_eps"] = reader.number("rms_norm_eps", family.implied.get("rms_norm_eps", 1e-6))
     fields["init_std"] = reader.number("initializer_range", 0.02)
@@ -86,11 +94,10 @@ def hf_to_model(config: Any) -> dict[str, Any]:
     options = {"qkv_bias": False, "qk_norm": False, **family.fixed}
     if "qkv_bias" in family.free:
         options["qkv_bias"] = reader.flag("attention_bias")
-    window = reader.window(family, fields["layers"])
+    window = reader.window(family, fields["layers"], fields.get("max_sequence_length"))
     if "sliding_window" in family.free:
         options["sliding_window"] = window
     fields |= options
-    fields["rope"] = reader.rope()
     reader.refuse_unsupported(family)
     if reader.problems:
         raise RecipeError(reader.problems, "config.json")
@@ -110,7 +117,9 @@ class _Reader:
         self.problems: list[Problem] = []
 
     def refuse(self, name: str, reason: str, remedy: str = "", value: Any = None) -> None:
-        self.problems.append(Problem(name, reason, remedy, value, value is not None))
+        problem = Problem(name, reason, remedy, value, value is not None)
+        if problem not in self.problems:  # a field may be read twice
+            self.problems.append(problem)
 
     def model_type(self) -> str:
         value = self.config.get("model_type")
@@ -143,8 +152,8 @@ class _Reader:
             return float(value)
         return 1.0
 
-    def flag(self, name: str) -> bool:
-        value = self.config.get(name)
+    def flag(self, name: str, source: Mapping[str, Any] | None = None) -> bool:
+        value = (self.config if source is None else source).get(name)
         if value is not None and not isinstance(value, bool):
             self.refuse(name, "must be true or false.", value=value)
         return value is True
@@ -157,7 +166,7 @@ class _Reader:
             return heads
         return self.positive("num_key_value_heads")
 
-    def window(self, family: ArchitectureEntry, layers: int) -> int | None:
+    def window(self, family: ArchitectureEntry, layers: int, context: int | None) -> int | None:
         """Sliding window of attention; None if no layer has one that is shorter than the context."""
         # Families that always use their window have a default for an absent one, and null for none.
         always = "sliding_window" in family.free
@@ -171,9 +180,8 @@ class _Reader:
                     value=_SLIDING_ATTENTION,
                 )
             return None
-        context = self.config.get("max_position_embeddings")
         # A window as long as the context changes nothing.
-        if isinstance(value, int) and isinstance(context, int) and value >= context:
+        if isinstance(value, int) and context is not None and value >= context:
             return None
         first = 0 if always else _given(self.config, "max_window_layers", family.implied.get("max_window_layers", 0))
         if not kinds and isinstance(first, int):
@@ -208,19 +216,34 @@ class _Reader:
             self.refuse("partial_rotary_factor", "hlat rotates whole heads.")
         # A factor without a type says that a scaling is meant, but not which.
         kind = words.get("rope_type", words.get("type", None if "factor" in words else "default"))
-        scaling: dict[str, Any] | None = None
-        if kind == "linear":
-            scaling = {"kind": kind, "factor": self.number("factor", None, words)}
-        elif kind == "llama3":
-            scaling = {"kind": kind}
-            for name in ("factor", "low_freq_factor", "high_freq_factor"):
-                scaling[name] = self.number(name, None, words)
-            name = "original_max_position_embeddings"
-            scaling["original_max_position"] = self.positive(name, _given(self.config, name, words.get(name)))
-        elif kind != "default":
-            remedy = "It knows default, linear and llama3."
+        section = SCALINGS.get(kind) if isinstance(kind, str) else None
+        if section is None and kind != "default":
+            remedy = f"It knows default, {', '.join(SCALINGS)}."
             self.refuse(f"{place}.rope_type", "a RoPE scaling that hlat does not compute.", remedy, kind)
-        return {"theta": theta, "scaling": scaling}
+            return {"theta": theta}
+        known = _ROPE_SETTINGS | (set() if section is None else set(section.hf_names().values()))
+        for name, value in words.items():
+            if name not in known and value is not None and not isinstance(value, Mapping):
+                self.refuse(f"{place}.{name}", f"hlat does not know it with rope_type {kind}.", value=value)
+        return {"theta": theta, "scaling": None if section is None else {"kind": kind} | self.scaling(section, words)}
+
+    def scaling(self, section: type[RopeScaling], words: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of a scaling from those of rope_parameters or rope_scaling."""
+        fields: dict[str, Any] = {}
+        for ours, theirs in section.hf_names().items():
+            if ours == "original_max_position":  # transformers prefers the one beside the mapping
+                value = _given(self.config, theirs, words.get(theirs))
+                fields |= {} if value is None else {ours: self.positive(theirs, value)}
+            elif section.model_fields[ours].annotation is bool and theirs in words:  # null is false to transformers
+                fields[ours] = self.flag(theirs, words)
+            elif words.get(theirs) is not None:
+                fields[ours] = self.number(theirs, None, words)
+        longest = self.config.get("max_position_embeddings")
+        fields = section.inferred(fields, longest if type(longest) is int and longest <= MOST_TOKENS else None) | fields
+        for ours, theirs in section.hf_names().items():
+            if ours not in fields and ours not in section.optional_in_hf:
+                self.refuse(theirs, "is required here.")
+        return fields
 
     def layer_types(self, layers: int) -> list[str]:
         value = self.config.get("layer_types")

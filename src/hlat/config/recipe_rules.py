@@ -216,16 +216,9 @@ def _kv_heads(v: Values) -> Iterator[Problem]:
 
 
 def _rope_scaling(v: Values) -> Iterator[Problem]:
-    scaling = v("model.rope.scaling")
-    if scaling is not None and scaling.kind == "llama3" and scaling.low_freq_factor >= scaling.high_freq_factor:
-        reason = f"must lie above low_freq_factor {scaling.low_freq_factor}."
-        yield Problem(
-            "model.rope.scaling.high_freq_factor",
-            reason,
-            "Llama 3.1 uses 1 and 4.",
-            scaling.high_freq_factor,
-            True,
-        )
+    scaling, head_dim = v("model.rope.scaling"), v("model.head_dim") or v("model.hidden_size") // v("model.heads")
+    for name, reason, remedy in scaling.objections(v("model.rope.theta"), head_dim) if scaling is not None else ():
+        yield Problem(f"model.rope.scaling.{name}", reason, remedy, getattr(scaling, name), True)
 
 
 def _context(v: Values) -> Iterator[Problem]:
@@ -395,7 +388,7 @@ def model_problems(config: ModelConfig) -> list[Problem]:
     return broken_rules(
         Values(
             {f"model.{name}": getattr(config, name) for name in ModelConfig.model_fields}
-            | {"model.rope.scaling": config.rope.scaling}
+            | {f"model.rope.{name}": value for name, value in config.rope}
         ),
         MODEL_RULES,
     )

@@ -58,7 +58,8 @@ def generate(
     total = _total_length(len(prompt), max_tokens, model.config.max_sequence_length)
     sampling = sampling or Sampling()
     device = next(model.parameters()).device
-    if backend_of(device).has_graphs:
+    # A recorded step has one table of rotations.
+    if backend_of(device).has_graphs and not model.rope.depends_on_length(total):
         return decode_on_device(model, prompt, total - len(prompt), sampling, end_ids)
     dtype = model.compute or next(model.parameters()).dtype
     cache = KVCache(model.config, 1, total, device, dtype)

@@ -31,9 +31,10 @@ from hlat.model.architectures import build_block
 from hlat.model.document_attention import DocumentMask, Spans
 from hlat.model.kernels.matmul import Embedding
 from hlat.model.kv_cache import KVCache
-from hlat.model.layers import DecoderBlock, RMSNorm, Rope
+from hlat.model.layers import DecoderBlock, RMSNorm
 from hlat.model.loss import Head, Reduction, TiedHead, head_loss
 from hlat.model.parameter_layout import RowBlock, RowLayout, RowRun, parameter_layouts
+from hlat.model.rope import Rope, RopeTables
 from hlat.model.spec import FULL_MODEL, Initial, ModelShard, vocabulary_rows
 from hlat.runtime.random_keys import stream_key
 from hlat.runtime.randomness import normal_block
@@ -49,9 +50,7 @@ class DecodingStep(Protocol):
         """Return True if it computes this call; else the blocks do."""
         ...
 
-    def __call__(
-        self, x_B1D: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor], cache: KVCache, window: int | None
-    ) -> torch.Tensor:
+    def __call__(self, x_B1D: torch.Tensor, tables: RopeTables, cache: KVCache, window: int | None) -> torch.Tensor:
         """Compute (B, 1, D) -> (B, 1, D), in the memory of ``x``; keys and values are appended to the cache."""
         ...
 
@@ -71,7 +70,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleDict({str(index): build_block(config, shard) for index in shard.layer_range(config)})
         self.norm = RMSNorm(config.hidden_size, config.norm_eps) if shard.head else None
         self.head = self._build_head(rows) if shard.head else None
-        self.rope = Rope(config)
+        self.rope = Rope(config.rope, config.n_head_dim)
         # (start, stop) pairs of the sequence positions that this process computes; None for all of them
         self.spans: Spans | None = None
         # Tokens that a token attends to, itself included; None for all before it

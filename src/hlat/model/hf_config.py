@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from hlat.config import (
-    Llama3Scaling,
     ModelConfig,
     Problem,
     RecipeError,
@@ -125,21 +124,15 @@ def config_json(
 
 
 def _rope(config: ModelConfig) -> dict[str, Any]:
-    scaling = config.rope.scaling
-    if scaling is None:
-        fields: dict[str, Any] = {"rope_type": "default"}
-    elif isinstance(scaling, Llama3Scaling):
-        fields = {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_position,
-        }
-    else:
-        fields = {"rope_type": "linear", "factor": scaling.factor}
-    theta = config.rope.theta
+    scaling, theta = config.rope.scaling, config.rope.theta
+    fields: dict[str, Any] = {"rope_type": "default" if scaling is None else scaling.kind}
+    if scaling is not None:
+        named = {theirs: getattr(scaling, ours) for ours, theirs in scaling.hf_names().items()}
+        fields |= {name: value for name, value in named.items() if value is not None}
+    # With some scalings, this is the context before scaling.
+    longest = fields.pop("max_position_embeddings", config.max_sequence_length)
     return {
+        "max_position_embeddings": longest,
         "rope_theta": theta,
         "rope_scaling": fields if scaling is not None else None,
         "rope_parameters": {"rope_theta": theta, **fields},

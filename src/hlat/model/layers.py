@@ -3,105 +3,28 @@
     x -> norm -> attention -> + -> norm -> feed-forward -> +
     |_________________________|  |_________________________|
 
-    theta, scaling -> frequencies (radians per position, one per pair) -> ``Rope``: cos and sin tables for ``rotate``
-
 This code has no notion of ranks. A block has the heads and intermediate columns of its ``ModelShard``
 (``model/parameter_layout.py`` lists the rows of fused matrices). With tensor parallelism, the outputs of its
 attention and feed-forward are partial sums; ``hlat.parallel`` reduces them over the ranks.
-
-Frequencies and tables are computed in fp32 with the operations of Hugging Face, in the same order. Weights trained
-there so get the angles they were trained with: at position 100,000 an fp32 angle has an error of up to 4e-3 radians,
-and another order of operations would give other errors. Tables are computed on the CPU and copied, so that every device
-has the same bits.
 
 Tensor suffixes: B batch, S sequence, D model width, G kv groups (= kv heads), R query heads per group, H = G R query
 heads, E head width, F = E / 2, T key positions, N blocks of gate and up rows, I rows of gate (or of up) per block.
 """
 
-import math
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import nn
 
-from hlat.config import LinearScaling, Llama3Scaling, ModelConfig, RopeConfig
-from hlat.model.document_attention import DocumentMask, Spans
+from hlat.config import ModelConfig
+from hlat.model.document_attention import DocumentMask
 from hlat.model.kernels.attention import attend
 from hlat.model.kernels.matmul import Linear
 from hlat.model.kv_cache import LayerCache
 from hlat.model.pointwise import rms_norm, rms_norm_of_shard, rotate, swiglu, swiglu_fused
+from hlat.model.rope import RopeTables
 from hlat.model.spec import FULL_MODEL, ModelShard, gate_up_groups, intermediate_columns, shard_heads
-
-# Cos and sin of the positions of this call, (S, F) each, or (B, S, F) if the rows have different documents
-RopeTables = tuple[torch.Tensor, torch.Tensor]
-
-
-_SMALLEST_TABLE = 1024  # positions; the table is doubled for a longer sequence
-
-
-def frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Compute radians per position of each pair: fp32, shape (head_dim / 2,), on the CPU.
-
-    Sources: Su et al. 2021 (arXiv 2104.09864) section 3.2.2; linear scaling, Chen et al. 2023 (arXiv 2306.15595); Llama
-    3.1, the reference code of meta-llama/llama-models (``apply_scaling``).
-    """
-    exponents_F = torch.arange(0, head_dim, 2, dtype=torch.int64, device="cpu").to(torch.float32) / head_dim
-    plain_F = 1.0 / (rope.theta**exponents_F)
-    if isinstance(rope.scaling, LinearScaling):
-        return plain_F / rope.scaling.factor
-    if isinstance(rope.scaling, Llama3Scaling):
-        return _scale_as_llama3(plain_F, rope.scaling)
-    return plain_F
-
-
-def _scale_as_llama3(plain_F: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
-    """Divide frequencies of long wavelengths by the factor, keep those of short ones, interpolate in between."""
-    wavelength_F = 2 * math.pi / plain_F
-    longest_unscaled = scaling.original_max_position / scaling.high_freq_factor
-    shortest_scaled = scaling.original_max_position / scaling.low_freq_factor
-    scaled_F = torch.where(wavelength_F > shortest_scaled, plain_F / scaling.factor, plain_F)
-    span = scaling.high_freq_factor - scaling.low_freq_factor
-    weight_F = (scaling.original_max_position / wavelength_F - scaling.low_freq_factor) / span
-    interpolated_F = (1 - weight_F) * scaled_F / scaling.factor + weight_F * scaled_F
-    is_interpolated_F = ~(wavelength_F < longest_unscaled) & ~(wavelength_F > shortest_scaled)
-    return torch.where(is_interpolated_F, interpolated_F, scaled_F)
-
-
-class Rope:
-    """Cos and sin tables of a model, shared by all its layers."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        self._rope, self._head_dim = config.rope, config.n_head_dim
-        # No module buffers: each device's table is created on first use there. So tables are correct however the model
-        # was built (on the meta device, by to_empty), are never saved, and stay fp32 when the model is cast.
-        self._tables: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def tables(
-        self, spans: Spans, device: torch.device, positions_BS: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Look up cos and sin in fp32: two tensors (positions of all spans, head_dim / 2).
-
-        ``positions_BS`` (int64 on the device, below the last stop of ``spans``) gives (B, S, head_dim / 2) instead.
-        """
-        table, longest = self._tables.get(device), max(stop for _, stop in spans)
-        if table is None or table[0].shape[0] < longest:
-            # An entry depends on its position only, so a longer table has the same entries for earlier positions.
-            table = self._build(max(_SMALLEST_TABLE, 1 << (longest - 1).bit_length()), device)
-            self._tables[device] = table
-        cos_SF, sin_SF = table
-        if positions_BS is not None:
-            return cos_SF[positions_BS], sin_SF[positions_BS]
-        if len(spans) == 1:
-            start, stop = spans[0]
-            return cos_SF[start:stop], sin_SF[start:stop]
-        return torch.cat([cos_SF[a:b] for a, b in spans]), torch.cat([sin_SF[a:b] for a, b in spans])
-
-    def _build(self, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        # On the CPU, so that every device has the same bits.
-        positions_S = torch.arange(length, dtype=torch.float32, device="cpu")
-        angles_SF = torch.outer(positions_S, frequencies(self._rope, self._head_dim))
-        return angles_SF.cos().to(device), angles_SF.sin().to(device)
 
 
 class RMSNorm(nn.Module):

@@ -31,7 +31,7 @@ from hlat.parallel.layout import Layout
 from hlat.parallel.process_groups import all_gather, create_process_groups
 from hlat.parallel.tensor_parallel import parallelize_block, parallelize_embedding_and_head
 from hlat.runtime.distributed.join import Runtime
-from hlat.runtime.errors import LaunchError
+from hlat.runtime.errors import DataError, LaunchError
 from hlat.runtime.terminal import plural
 
 
@@ -61,7 +61,16 @@ class ForwardModel:
     def hidden(
         self, tokens_BS: torch.Tensor, cache: KVCache | None = None, positions_BS: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Compute the input of the head, (B, S, D); for arguments see ``Decoder.hidden``."""
+        """Compute the input of the head, (B, S, D); for arguments see ``Decoder.hidden``.
+
+        DataError: rows so long that each, as its own length has it, would be rotated otherwise.
+        """
+        length = tokens_BS.shape[1] + (0 if cache is None else cache.length)
+        if self.decoder.rope.depends_on_length(length):
+            raise DataError(
+                f"texts of {length} tokens cannot be computed together: with the model's RoPE scaling, those above "
+                f"{self.config.rope.constant_up_to} tokens are rotated by their lengths. Use shorter ones."
+            )
         return self.decoder.hidden(tokens_BS, positions=positions_BS, cache=cache)
 
     @torch.no_grad()

@@ -357,6 +357,8 @@ def _build_stage(
             block.attention.core = ContextParallelCore(groups.context, recipe.data.sequence_length)
     if runtime.world > 1:
         model.spans = layout.spans(runtime.rank, recipe.data.sequence_length)
+    # That of the rows, whatever positions this rank has and however long their documents are
+    model.rope.length = recipe.data.sequence_length
     if decide_compilation(recipe, runtime.device, runtime.world).on:
         compile_blocks(model, runtime.device)
     pipeline_rank = layout.coordinates(runtime.rank).pp

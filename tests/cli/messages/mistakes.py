@@ -52,9 +52,14 @@ FIELDS = (
     _check("unknown optimizer", "optimizer.kind=sgd", "kind = 'sgd': there is no such kind. Known: adamw, muon."),
     _check(
         "unknown scaling",
-        "model.rope.scaling={kind: yarn}",
-        "scaling.kind = 'yarn': there is no such",
-        "linear, llama3",
+        "model.rope.scaling={kind: longrope}",
+        "scaling.kind = 'longrope': there is no such",
+        "linear, dynamic, yarn, llama3",
+    ),
+    _check(
+        "half a scaling",
+        "model.rope.scaling={kind: dynamic, factor: 2}",
+        "model.rope.scaling.original_max_position: is required. It means: Longest sequence that is not scaled",
     ),
     _check("name with a space", "run.name=my\u00a0run!", "run.name = ", "letters, digits, dot, dash and underscore"),
     _check(

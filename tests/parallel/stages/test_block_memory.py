@@ -16,7 +16,8 @@ from hlat.config.sections.training import ParallelConfig
 from hlat.model import CrossEntropy, head_loss
 from hlat.model.kernels.attention import attention_is_used_on
 from hlat.model.kernels.library import are_used_on
-from hlat.model.layers import DecoderBlock, Rope
+from hlat.model.layers import DecoderBlock
+from hlat.model.rope import Rope
 from hlat.parallel.layout import StepShape
 from hlat.parallel.stages.backward_memory import EndTensors, loss_peak
 from hlat.parallel.stages.transient_sizes import EagerKernels, Passed, block_bytes, saved_bytes
@@ -83,7 +84,7 @@ def test_bytes_of_a_blocks_passes_are_those_of_real_tensors(mode: str, policy: s
         torch.nn.init.normal_(parameter, std=0.02)
     if POLICIES[policy]:
         block.forward = RecomputingForward(block, POLICIES[policy], LastRecomputed())  # type: ignore[method-assign]
-    tables = Rope(model).tables([(0, LENGTH)], torch.device("cpu"))
+    tables = Rope(model.rope, model.n_head_dim).tables([(0, LENGTH)], torch.device("cpu"))
     x = torch.randn(ROWS, LENGTH, model.hidden_size, dtype=dtypes.compute, requires_grad=True)
     tracker = tracking(*block.parameters(), *tables, x)
     before = tracker.total

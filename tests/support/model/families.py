@@ -24,10 +24,12 @@ BASE: dict[str, Any] = {
     "init_std": 0.15,
 }
 LLAMA3 = {"kind": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position": 64}
+YARN = {"kind": "yarn", "factor": 4.0, "original_max_position": 64, "mscale": 1.5, "mscale_all_dim": 0.7}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama2-mha": {},
     "llama31-gqa": {"kv_heads": 2, "rope": {"theta": 500000.0, "scaling": LLAMA3}},
+    "yarn-gqa": {"kv_heads": 2, "rope": {"scaling": YARN}},
     "linear-mqa": {"kv_heads": 1, "rope": {"scaling": {"kind": "linear", "factor": 4.0}}},
     "tied": {"kv_heads": 2, "tie_embeddings": True},
     "mistral-window": {"architecture": "mistral", "kv_heads": 2, "head_dim": 24, "sliding_window": 9},

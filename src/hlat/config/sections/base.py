@@ -48,6 +48,8 @@ Count = Annotated[Whole, Field(ge=0)]
 Length = Annotated[int, _reading(parse_length, int)]
 """A whole number that is often a power of two: 4096 or 4Ki, and not 4K, which may mean 4,000."""
 PositiveLength = Annotated[Length, Field(gt=0)]
+MOST_TOKENS = 2**31 - 1
+"""Of a vocabulary and of a context: token ids and positions are 32-bit numbers on every device."""
 Bytes = Annotated[int, _reading(parse_bytes, int), Field(gt=0)]
 """A size in bytes: 100MB, 95MiB."""
 Amount = Annotated[float, _reading(parse_whole, float)]

@@ -10,12 +10,13 @@ in Hugging Face's config.json.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from hlat.config import own_parts
-from hlat.config.sections.base import Length, OwnPart, Section, as_own, fixed
+from hlat.config.sections.base import MOST_TOKENS, Length, OwnPart, Section, as_own, fixed
+from hlat.config.sections.rope import Scaling
 
 ArchitectureName = Literal["llama", "mistral", "olmo2", "qwen2", "qwen3"]
 
@@ -138,35 +139,6 @@ MOST_LAYERS = 10_000
 """Ten times the deepest Transformer that was published (DeepNet, Wang et al. 2022: 1,000 layers)."""
 WIDEST = 2**24
 """Of a dimension: a square matrix of that many rows has 2^48 elements, 1 PB in fp32."""
-MOST_TOKENS = 2**31 - 1
-"""Of a vocabulary and of a context: token ids and positions are 32-bit numbers on every device."""
-
-
-class LinearScaling(Section):
-    """Position interpolation (Chen et al. 2023): every RoPE frequency is divided by ``factor``."""
-
-    kind: Literal["linear"]
-    """Name of the scaling rule."""
-    factor: float = fixed(gt=0)
-    """By how much positions are compressed."""
-
-
-class Llama3Scaling(Section):
-    """The frequency-dependent RoPE scaling of Llama 3.1."""
-
-    kind: Literal["llama3"]
-    """Name of the scaling rule."""
-    factor: float = fixed(8.0, gt=0)
-    """By how much the low frequencies are divided."""
-    low_freq_factor: float = fixed(1.0, gt=0)
-    """Wavelengths above original_max_position / low_freq_factor are scaled in full."""
-    high_freq_factor: float = fixed(4.0, gt=0)
-    """Wavelengths below original_max_position / high_freq_factor are left alone."""
-    original_max_position: Length = fixed(8192, gt=0, le=MOST_TOKENS)
-    """The context length of the model before scaling, in tokens."""
-
-
-Scaling = Annotated[LinearScaling | Llama3Scaling, Field(discriminator="kind")]
 
 
 class RopeConfig(Section):
@@ -176,6 +148,11 @@ class RopeConfig(Section):
     """Base of the geometric series of frequencies."""
     scaling: Scaling | None = fixed(None)
     """Scaling of the frequencies for longer contexts; null for none."""
+
+    @property
+    def constant_up_to(self) -> int | None:
+        """Length up to which sequences of every length have the same frequencies; None for no limit."""
+        return None if self.scaling is None else self.scaling.constant_up_to
 
 
 class ModelConfig(Section):

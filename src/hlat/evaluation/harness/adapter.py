@@ -247,7 +247,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
     ) -> None:
         super().__init__()
         self._served, self._seed, self._max_new_tokens = served, seed, max_new_tokens
-        self.max_length = max_length or served.config.max_sequence_length or _DEFAULT_LENGTH
+        # Longer texts would be rotated by their own lengths, and here they share stems and batches.
+        longest = served.config.max_sequence_length or _DEFAULT_LENGTH
+        self.max_length = max_length or min(longest, served.config.rope.constant_up_to or longest)
         # The choices of a question share its context, which lm-eval has encoded each time.
         self._encode = lru_cache(maxsize=64)(self._encode_text)
         self._start = tuple(served.tokenizer.encode_prompt(""))  # tokens that the tokenizer puts in front of a text
