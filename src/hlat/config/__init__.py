@@ -43,7 +43,7 @@ __getattr__ = lazily(
         ),
         "sections.operation": "AnomalyConfig CheckpointConfig FaultConfig RecoveryConfig TrackingConfig refuse_faults",
         "sections.training": (
-            "AdamWConfig INTERLEAVED MuonConfig OptimizerConfig OwnOptimizerConfig OwnScheduleConfig "
+            "AdamWConfig AdamWFields INTERLEAVED MuonConfig OptimizerConfig OwnOptimizerConfig OwnScheduleConfig "
             "ParallelConfig PrecisionConfig RampStage RunConfig Schedule ScheduleConfig ZERO_BUBBLE "
             "compile_obstacle default_virtual_stages"
         ),
