@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hlat.config import OptimizerConfig
 from hlat.config.sections.model import ModelConfig
 from hlat.model import build
 from hlat.model import decoder as initial
@@ -56,11 +57,12 @@ def test_the_chunk_size_does_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -
 def test_any_rows_of_any_parameter_can_be_computed_alone(data: st.DataObject) -> None:
     config = config_of("qwen2-bias", layers=1)
     name = data.draw(st.sampled_from(sorted(parameter_layouts(config))))
-    rows = parameter_layouts(config)[name].rows
+    layout = parameter_layouts(config)[name]
+    rows = layout.rows
     start = data.draw(st.integers(0, rows))
     stop = data.draw(st.integers(start, rows))
     whole = build(config, device="cpu", seed=7).get_parameter(name).detach()
-    assert torch.equal(initial_rows(config, 7, parameter_layouts(config)[name], start, stop), whole[start:stop])
+    assert torch.equal(initial_rows(config, 7, layout, start, stop, OptimizerConfig()), whole[start:stop])
 
 
 def test_seed_and_layer_change_every_matrix() -> None:

@@ -16,15 +16,16 @@ from hlat.model.parameter_layout import (
     parameter_layouts,
     to_canonical,
 )
-from hlat.model.spec import gate_up_groups
+from hlat.model.spec import Axis, Component, TensorSpec, gate_up_groups
 from hlat.runtime.errors import CheckpointError
 from tests.support.model.families import FAMILIES, config_of, our_model, tokens_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+ANY = TensorSpec("any", Axis.QUERIES, Axis.WIDTH, Component.ATTENTION)
 
 layouts = st.builds(
     lambda sizes, groups, columns: RowLayout(
-        tuple(CanonicalTensor(f"p{i}", n) for i, n in enumerate(sizes)), groups, columns
+        tuple(CanonicalTensor(f"p{i}", n, ANY) for i, n in enumerate(sizes)), groups, columns
     ),
     st.lists(st.integers(1, 5), min_size=1, max_size=4),
     st.integers(1, 6),

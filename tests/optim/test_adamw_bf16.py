@@ -92,7 +92,8 @@ def _descend(mode: str, rate: float, steps: int, count: int) -> tuple[torch.Tens
     """Step weights of 1 with a constant gradient of 1 and both betas 0: an update is exactly the learning rate."""
     net = _Net((count // 256, 256))
     (parameter,) = plain_parameters(net)
-    optimizer = Bf16AdamW([([parameter], 0.0)], lr=rate, betas=(0.0, 0.0), eps=1e-12, mode=mode, seed=0)
+    options = {"lr": rate, "eps": 1e-12, "weight_decay": 0.0}
+    optimizer = Bf16AdamW([([parameter], options)], betas=(0.0, 0.0), mode=mode, seed=0)
     with torch.no_grad():
         parameter.tensor.fill_(1.0)
     for _ in range(steps):

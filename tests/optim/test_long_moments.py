@@ -13,6 +13,7 @@ from tests.support.optim.parameters import plain_parameters
 MODES = ("bf16-sr", "bf16", "bf16-kahan")
 KAHAN = pytest.param("bf16-kahan", marks=pytest.mark.slow)  # moments are rounded as in bf16
 COUNT = 1 << 14
+OPTIONS = {"lr": 1e-4, "eps": 1e-8, "weight_decay": 0.0}
 FIRST, SECOND = 100, 1500
 SPACING = 2.0**-7  # maximum spacing of bf16, relative to a value
 
@@ -26,7 +27,7 @@ def descend(mode: str, betas: tuple[float, float]) -> dict[str, torch.Tensor]:
     """Compute the moments after a phase of large and one of small gradients, as float64."""
     net = nn.ParameterList([torch.zeros(COUNT // 64, 64, dtype=torch.bfloat16)])
     parameters = plain_parameters(net)
-    optimizer = Bf16AdamW([(parameters, 0.0)], lr=1e-4, betas=betas, eps=1e-8, mode=mode, seed=3)
+    optimizer = Bf16AdamW([(parameters, OPTIONS)], betas=betas, mode=mode, seed=3)
     for step in range(FIRST + SECOND):
         parameters[0].parameter.grad = torch.full_like(parameters[0].parameter, gradient(step))
         optimizer.step()
@@ -99,7 +100,7 @@ def test_moments_have_their_own_random_bits():
     for mode, seed in (("bf16-kahan", 0), ("bf16-kahan", 1), ("bf16-sr", 0)):
         net = nn.ParameterList([torch.zeros(64, 64, dtype=torch.bfloat16)])
         parameters = plain_parameters(net)
-        optimizer = Bf16AdamW([(parameters, 0.0)], lr=1e-4, betas=(0.9, 0.999), eps=1e-8, mode=mode, seed=seed)
+        optimizer = Bf16AdamW([(parameters, OPTIONS)], betas=(0.9, 0.999), mode=mode, seed=seed)
         parameters[0].parameter.grad = torch.full_like(parameters[0].parameter, 0.7)
         optimizer.step()
         moments[mode, seed] = optimizer.state[parameters[0].parameter]["exp_avg_sq"]

@@ -22,6 +22,7 @@ from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.errors import StorageError
 from hlat.runtime.process import REQUEUE_CODE
 from hlat.training.faulty_disk import FaultyDisk
+from tests.support.optim.parameters import config_of
 
 
 def fault(**fields):
@@ -30,7 +31,7 @@ def fault(**fields):
 
 def held(dtype=torch.float32):
     parameter = nn.Parameter(torch.ones(4, 2, dtype=dtype))
-    return LocalParameter("w", parameter, RowLayout((), 0, (2,)), 0, True)
+    return LocalParameter("w", parameter, RowLayout((), 0, (2,)), 0, True, config_of())
 
 
 def run_steps(faults, steps, global_batch=8, phases=("data", "forward", "backward", "reduce", "optimizer", "between")):

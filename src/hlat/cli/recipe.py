@@ -29,7 +29,7 @@ from hlat.cli.terminal import (
     whole_number,
 )
 from hlat.runtime.errors import StorageError
-from hlat.runtime.terminal import TABLE_ROWS, be_verbose, first_of, plural
+from hlat.runtime.terminal import TABLE_ROWS, be_verbose, first_of, is_verbose, plural
 
 if TYPE_CHECKING:
     from hlat.config import Recipe, SettingNote
@@ -132,8 +132,11 @@ def check(
         bool, typer.Option("--no-files", help="Check the recipe alone: no files, no device, memory or disk (for CI).")
     ] = False,
     as_json: JsonOption = False,
+    verbose: VerboseOption = False,
 ) -> None:
     """Check a recipe and that it can start here: print everything that is wrong (exit code 2), or a summary."""
+    if verbose:
+        be_verbose()
     ready(works=not as_json)  # the exit code is the verdict
     from hlat.hardware import load_catalog, parse_cluster
     from hlat.planner import load_run_recipe, resolve_defaults
@@ -167,7 +170,7 @@ def check(
         say(json.dumps(resolved.model_dump(mode="json"), indent=2))
         return
     from hlat.config import numbers_with_units, odd_settings
-    from hlat.model import count_parameters
+    from hlat.model import count_parameters, scale_lines
 
     say(f"{recipe}: good{' (the recipe alone: --no-files)' if no_files else ''}")
     say(f"  model  {count_parameters(resolved.model).total:,} parameters")
@@ -175,11 +178,11 @@ def check(
     if asked is not None or resolved.parallel.model_ranks > 1:
         say(f"  layout {_layout(resolved, asked)}")
     say(f"  precision {_precision(resolved)}")
-    if is_here:
-        for line in _determinism(resolved, asked or resolved.parallel.model_ranks):
-            say(f"  speed  {line}")
+    for line in _determinism(resolved, asked or resolved.parallel.model_ranks) if is_here else ():
+        say(f"  speed  {line}")
     if cluster is None and not is_here and asked is not None:
         lines.insert(0, ("memory", "not checked: --on INSTANCE:N names the machines, as in --on p5.48xlarge:4"))
+    lines += [("rates", line) for line in (scale_lines(resolved.model, resolved.optimizer) if is_verbose() else ())]
     for name, line in lines:
         say(f"  {name:6} {line}")
     say(f"  folder {resolved.run_dir}")

@@ -45,7 +45,7 @@ __getattr__ = lazily(
         "sections.operation": "AnomalyConfig CheckpointConfig FaultConfig RecoveryConfig TrackingConfig refuse_faults",
         "sections.rope": "DynamicScaling LinearScaling Llama3Scaling SCALINGS YarnScaling",
         "sections.training": (
-            "AdamWConfig INTERLEAVED MuonConfig OptimizerConfig OwnOptimizerConfig OwnScheduleConfig "
+            "AdamWConfig AdamWFields INTERLEAVED MuonConfig OptimizerConfig OwnOptimizerConfig OwnScheduleConfig "
             "ParallelConfig PrecisionConfig RampStage RunConfig Schedule ScheduleConfig ZERO_BUBBLE "
             "compile_obstacle default_virtual_stages"
         ),

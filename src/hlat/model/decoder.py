@@ -9,10 +9,8 @@
 Initialisation, norms, optimizer and checkpoints access a model through its local parameters, so that none depends on
 the parallel layout. ``build`` makes an unsharded decoder on one device.
 
-Initial values are a pure function of (seed, canonical name, element index). The distribution is HLAT's (arXiv
-2404.10630 and awslabs/HLAT): matrices and embeddings Normal(0, std); the projections that write into the residual
-stream (attention output and feed-forward down) Normal(0, std / sqrt(2 * layers)) (Radford et al. 2019, section 2.3);
-norms one, biases zero. An element's index is its row-major index in the canonical (unfused, unsharded) tensor, so
+Initial values are a pure function of (seed, canonical name, element index), and of the tensor's row of the table in
+``parametrization.py``. An element's index is its row-major index in the canonical (unfused, unsharded) tensor, so
 coalescing, sharding and the chunk size do not change a single bit.
 
 Tensor suffixes: B batch, S sequence, D model width, V vocabulary.
@@ -26,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol, TypeGuard
 import torch
 from torch import nn
 
-from hlat.config import ModelConfig
+from hlat.config import ModelConfig, OptimizerConfig
 from hlat.model.architectures import build_block
 from hlat.model.document_attention import DocumentMask, Spans
 from hlat.model.kernels.matmul import Embedding
@@ -34,8 +32,9 @@ from hlat.model.kv_cache import KVCache
 from hlat.model.layers import DecoderBlock, RMSNorm
 from hlat.model.loss import Head, Reduction, TiedHead, head_loss
 from hlat.model.parameter_layout import RowBlock, RowLayout, RowRun, parameter_layouts
+from hlat.model.parametrization import Scale, scale_of
 from hlat.model.rope import Rope, RopeTables
-from hlat.model.spec import FULL_MODEL, Initial, ModelShard, vocabulary_rows
+from hlat.model.spec import FULL_MODEL, ModelShard, vocabulary_rows
 from hlat.runtime.random_keys import stream_key
 from hlat.runtime.randomness import normal_block
 
@@ -182,6 +181,11 @@ class LocalParameter:
     # True if, of all processes that store these rows, this one counts and saves them. Single canonical tensors of the
     # layout may still be owned by another tensor-parallel shard (``CanonicalTensor.owned``).
     owned: bool
+    model: ModelConfig  # section of the complete model
+
+    def scale(self, optimizer: OptimizerConfig) -> Scale:
+        """The row of the table of initial values and rates; of fused tensors, whose rates are the same, the first."""
+        return scale_of(self.layout.tensors[0].spec, self.model, optimizer)
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -222,7 +226,7 @@ def collect_local_parameters(model: Decoder, owned: bool = True) -> list[LocalPa
     collected = []
     for name, parameter in model.named_parameters():
         first, is_first = _first_row(parameter)
-        collected.append(LocalParameter(name, parameter, layouts[name], first, owned and is_first))
+        collected.append(LocalParameter(name, parameter, layouts[name], first, owned and is_first, model.config))
     return collected
 
 
@@ -243,44 +247,39 @@ def _first_row(parameter: nn.Parameter) -> tuple[int, bool]:
 _CHUNK = 1 << 22  # elements drawn at a time: 16 MiB of fp32 in addition to the weights
 
 
-_CONSTANT_VALUES = {Initial.ONES: 1.0, Initial.ZEROS: 0.0}
-
-
-def initial_std(config: ModelConfig, initial: Initial) -> float:
-    """Return the standard deviation of normal initial values; see the head of this file."""
-    if initial is Initial.RESIDUAL and config.init_scaled_outputs:
-        return config.init_std / math.sqrt(2 * config.layers)
-    return config.init_std
-
-
-def initial_rows(config: ModelConfig, seed: int, layout: RowLayout, start: int, stop: int) -> torch.Tensor:
+def initial_rows(
+    config: ModelConfig, seed: int, layout: RowLayout, start: int, stop: int, optimizer: OptimizerConfig
+) -> torch.Tensor:
     """Compute the initial values of the rows ``start <= row < stop`` of a layout: fp32, on the CPU."""
     width = math.prod(layout.columns)
     out = torch.empty(stop - start, width)
     for run in layout.runs(start, stop):
-        out[run.start - start : run.start - start + run.count] = _run_values(config, seed, layout, run, width)
+        scale = scale_of(run.tensor.spec, config, optimizer)
+        out[run.start - start : run.start - start + run.count] = _run_values(scale, seed, layout, run, width)
     return out.view(stop - start, *layout.columns)
 
 
-def _run_values(config: ModelConfig, seed: int, layout: RowLayout, run: RowRun, width: int) -> torch.Tensor:
-    initial = run.tensor.initial
-    if initial in _CONSTANT_VALUES:
-        return torch.full((run.count, width), _CONSTANT_VALUES[initial])
+def _run_values(scale: Scale, seed: int, layout: RowLayout, run: RowRun, width: int) -> torch.Tensor:
+    if not run.tensor.spec.is_random:
+        return torch.full((run.count, width), scale.initial)
     key = stream_key(seed, "init", run.name)
     values = normal_block(key, run.canonical_start, run.count, layout.row_size or width, layout.first_column, width)
-    return values.mul_(initial_std(config, initial))
+    return values.mul_(scale.initial)
 
 
 @torch.no_grad()
-def initialise(parameters: Iterable[LocalParameter], config: ModelConfig, seed: int) -> None:
+def initialise(
+    parameters: Iterable[LocalParameter], config: ModelConfig, seed: int, optimizer: OptimizerConfig | None = None
+) -> None:
     """Fill every parameter in place with its initial values, the same bits for any device and sharding."""
+    optimizer = optimizer or OptimizerConfig()
     for parameter in parameters:
         # A chunk at a time on the CPU: all values of a large parameter would take its size in fp32 once more.
         chunk = max(1, _CHUNK // math.prod(parameter.layout.columns))
         rows, layout, first = parameter.tensor, parameter.layout, parameter.first_row
         for start in range(0, rows.shape[0], chunk):
             stop = min(start + chunk, rows.shape[0])
-            rows[start:stop].copy_(initial_rows(config, seed, layout, first + start, first + stop))
+            rows[start:stop].copy_(initial_rows(config, seed, layout, first + start, first + stop, optimizer))
 
 
 def build(

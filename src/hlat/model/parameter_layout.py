@@ -35,8 +35,6 @@ from hlat.model.spec import (
     SHARDED,
     Axis,
     Fusion,
-    GradientSum,
-    Initial,
     ModelShard,
     ParameterSpec,
     TensorSpec,
@@ -54,11 +52,9 @@ class CanonicalTensor:
 
     name: str
     rows_per_group: int  # its rows in each group of the parameter
+    spec: TensorSpec
     first_row: int = 0  # first of its rows in the parameter
     owned: bool = True  # this shard counts and saves the rows; if several shards have copies, one of them owns them
-    initial: Initial = Initial.NORMAL
-    gradient_sum: GradientSum = GradientSum.NONE  # ranks that compute different terms of its gradient
-    hidden_matrix: bool = False  # of an attention or feed-forward layer
 
 
 @dataclass(frozen=True)
@@ -119,7 +115,7 @@ class RowLayout:
 
     @property
     def is_hidden_matrix(self) -> bool:
-        return all(tensor.hidden_matrix for tensor in self.tensors)
+        return all(tensor.spec.is_hidden_matrix for tensor in self.tensors)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -207,16 +203,7 @@ class _Shapes:
     def _tensor(self, tensor: TensorSpec, prefix: str, groups: int, owned: bool) -> CanonicalTensor:
         rows = self._ranges[tensor.rows]
         mine = owned and (rows.owned or (tensor.columns in SHARDED))
-        name = prefix + tensor.name
-        return CanonicalTensor(
-            name,
-            rows.count // groups,
-            rows.first,
-            mine,
-            tensor.initial,
-            tensor.gradient_sum,
-            tensor.is_hidden_matrix,
-        )
+        return CanonicalTensor(prefix + tensor.name, rows.count // groups, tensor, rows.first, mine)
 
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

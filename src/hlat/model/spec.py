@@ -107,6 +107,11 @@ class TensorSpec:
         return not {self.rows, self.columns} & SHARDED
 
     @property
+    def is_random(self) -> bool:
+        """True if its initial values are random, else they are all the same."""
+        return self.initial in (Initial.NORMAL, Initial.RESIDUAL)
+
+    @property
     def is_bias(self) -> bool:
         return self.columns is None and self.component is not Component.NORMS
 

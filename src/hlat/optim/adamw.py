@@ -21,11 +21,20 @@ from typing import Any
 
 import torch
 
-from hlat.config import AdamWConfig
+from hlat.config import AdamWFields
 from hlat.model import LocalParameter, local
 from hlat.optim import adamw_reference as reference
 from hlat.optim.adamw_reference import Kernel, Operands, RoundingStreams, rounding_of
-from hlat.optim.base import STEP, Optimizer, OptimizerSpec, WholeMatrices, counter_device, without_tracing
+from hlat.optim.base import (
+    STEP,
+    Optimizer,
+    OptimizerSpec,
+    WholeMatrices,
+    as_torch,
+    counter_device,
+    scaled_groups,
+    without_tracing,
+)
 from hlat.optim.cpu_kernels import native_kernel
 from hlat.precision import MODES
 from hlat.runtime.backend.table import backend_of
@@ -45,16 +54,14 @@ class Bf16AdamW(Optimizer):
 
     def __init__(
         self,
-        groups: Sequence[tuple[Sequence[LocalParameter], float]],
+        groups: Sequence[tuple[Sequence[LocalParameter], dict[str, float]]],
         *,
-        lr: float,
         betas: tuple[float, float],
-        eps: float,
         mode: str,
         seed: int,
         in_hardware: bool = False,
     ) -> None:
-        """Create the optimizer of groups of parameters, each with its weight decay; without state."""
+        """Create the optimizer of groups of parameters, each with its options; without state."""
         self._in_hardware = in_hardware  # then values are only converted, and the device rounds them stochastically
         self._parameters = [each for members, _ in groups for each in members]
         assert all(each.parameter.dtype == torch.bfloat16 for each in self._parameters), (
@@ -64,12 +71,7 @@ class Bf16AdamW(Optimizer):
         self._squares: dict[float, Squares] = {}  # by beta, where the counters are
         self._gradient_scale: torch.Tensor | None = None  # of the next step; None for 1
         self.state_names = ("exp_avg", "exp_avg_sq") + (("compensation",) if mode == "bf16-kahan" else ())
-        params = [
-            {"params": [each.parameter for each in members], "weight_decay": decay}
-            for members, decay in groups
-            if members
-        ]
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
+        super().__init__(as_torch(groups), {"betas": betas})
 
     def init_state(self, parameter: torch.Tensor) -> None:
         self._create_zeros(parameter, self.state_names)
@@ -231,7 +233,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 _STEP = without_tracing(torch.optim.AdamW.step)
 
 
-class AdamWSpec(OptimizerSpec[AdamWConfig]):
+class AdamWSpec(OptimizerSpec[AdamWFields]):
     """AdamW: two moments for every element, and a compensation in the mode bf16-kahan."""
 
     update_bytes = 30.0  # reads weight, gradient, two moments (fp32); writes three of them and a copy
@@ -251,36 +253,22 @@ class AdamWSpec(OptimizerSpec[AdamWConfig]):
         self, parameters: Sequence[LocalParameter], seed: int = 0, matrices: WholeMatrices | None = None
     ) -> Optimizer:
         config = self.config
-        groups = decay_groups(parameters, config.weight_decay, config.decay_norms)
+        groups = scaled_groups(parameters, config, weight_decay=config.weight_decay, eps=config.eps)
         if MODES[self.mode].weights == torch.bfloat16:
             return Bf16AdamW(
                 groups,
-                lr=config.lr,
                 betas=config.betas,
-                eps=config.eps,
                 mode=self.mode,
                 seed=seed,
                 in_hardware=self.in_hardware,
             )
         fused = all(backend_of(each.parameter.device).fused_adamw for each in parameters)
         return Fp32AdamW(
-            [{"params": [each.parameter for each in members], "weight_decay": decay} for members, decay in groups],
-            lr=config.lr,
+            as_torch(groups),
             betas=config.betas,
-            eps=config.eps,
             fused=fused,
             foreach=not fused,  # torch's choice on accelerators, and with the same memory in a rehearsal of one
         )
-
-
-def decay_groups(
-    parameters: Sequence[LocalParameter], weight_decay: float, decay_norms: bool
-) -> list[tuple[list[LocalParameter], float]]:
-    """Group parameters, matrices first, each group with its weight decay; empty groups are left out."""
-    matrices = [each for each in parameters if each.parameter.ndim >= 2]
-    vectors = [each for each in parameters if each.parameter.ndim < 2]
-    groups = [(matrices, weight_decay), (vectors, weight_decay if decay_norms else 0.0)]
-    return [(members, decay) for members, decay in groups if members]
 
 
 class Fp32AdamW(Optimizer, torch.optim.AdamW):

@@ -23,6 +23,7 @@ from hlat.config import OptimizerConfig, OwnScheduleConfig, Problem, Recipe, Rec
 from hlat.model import LocalParameter, local
 from hlat.runtime.backend.table import backend_of
 
+RATE_FACTOR = "rate_factor"  # key in param_groups: of the schedule's learning rate
 STEP = "step"  # name of the step counter in the state of a parameter: an fp32 scalar, not a state tensor
 _SMALLEST_NORM = 1e-6  # added to a norm, as torch does
 COUNTER_BYTES = 4  # bytes of the step counter of a parameter
@@ -136,7 +137,7 @@ class Optimizer(torch.optim.Optimizer, ABC):
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of the next step: the schedule's, whose peak is ``optimizer.lr``."""
         for group in self.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get(RATE_FACTOR, 1.0)
 
     def clip_gradients(self, norm: torch.Tensor, limit: float) -> None:
         """Scale the gradients by min(1, limit / norm), given the L2 norm over all ranks.
@@ -171,6 +172,28 @@ class Optimizer(torch.optim.Optimizer, ABC):
 
 
 Config = TypeVar("Config", bound=OptimizerConfig)
+
+
+def scaled_groups(
+    parameters: Sequence[LocalParameter], optimizer: OptimizerConfig, **values: float
+) -> list[tuple[list[LocalParameter], dict[str, float]]]:
+    """Group parameters, matrices first, by their row of the table of initial values and rates.
+
+    Each group has options of ``param_groups``: its learning rate, and the values given here (``weight_decay``, ``eps``)
+    times their factors.
+    """
+    groups: dict[tuple[float, ...], tuple[list[LocalParameter], dict[str, float]]] = {}
+    for each in sorted(parameters, key=lambda each: each.parameter.ndim < 2):
+        scale = each.scale(optimizer)
+        options = {name: value * getattr(scale, name) for name, value in values.items()}
+        options |= {"lr": optimizer.lr * scale.rate, RATE_FACTOR: scale.rate}
+        groups.setdefault(tuple(options.values()), ([], options))[0].append(each)
+    return list(groups.values())
+
+
+def as_torch(groups: Sequence[tuple[Sequence[LocalParameter], dict[str, float]]]) -> list[dict[str, Any]]:
+    """Return groups in the form that torch's optimizers take."""
+    return [{"params": [each.parameter for each in members], **options} for members, options in groups]
 
 
 def scale_in_place(parameters: Sequence[torch.Tensor], scale: torch.Tensor) -> None:

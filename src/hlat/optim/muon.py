@@ -25,11 +25,20 @@ from typing import Any
 
 import torch
 
-from hlat.config import AdamWConfig, MuonConfig
+from hlat.config import MuonConfig
 from hlat.model import LocalParameter, local
 from hlat.optim.adamw import AdamWSpec
 from hlat.optim.adamw_reference import RoundingStreams, compensation_bits, random_bits, rounded, rounding_of, subtract
-from hlat.optim.base import STEP, LocalMatrices, Optimizer, OptimizerSpec, WholeMatrices, scale_in_place
+from hlat.optim.base import (
+    STEP,
+    LocalMatrices,
+    Optimizer,
+    OptimizerSpec,
+    WholeMatrices,
+    as_torch,
+    scale_in_place,
+    scaled_groups,
+)
 from hlat.precision import MODES
 from hlat.runtime.backend.table import backend_of
 
@@ -90,8 +99,7 @@ class MuonSpec(OptimizerSpec[MuonConfig]):
 
     @property
     def _adamw(self) -> AdamWSpec:
-        fields = self.config.model_dump(include=set(AdamWConfig.model_fields) - {"kind"})
-        return AdamWSpec(AdamWConfig(**fields), self.mode, self.in_hardware)
+        return AdamWSpec(self.config, self.mode, self.in_hardware)
 
 
 class Muon(Optimizer):
@@ -118,8 +126,11 @@ class Muon(Optimizer):
         self._is_bf16 = self._mode.weights == torch.bfloat16
         self._rounding = rounding_of(mode, (config.momentum, config.momentum), spec.in_hardware)
         self._streams = RoundingStreams(matrices, seed, mode)
-        group = {"params": [each.parameter for each in matrices], "weight_decay": config.weight_decay}
-        super().__init__([group], {"lr": config.lr})
+        groups = scaled_groups(matrices, config, weight_decay=config.weight_decay)
+        # A rank may have no matrices.
+        super().__init__(as_torch(groups) or [{"params": []}], {"lr": config.lr})
+        self._count = len(self.param_groups)
+        self._group_of = {each.name: index for index, (members, _) in enumerate(groups) for each in members}
         self.param_groups += adamw.param_groups
 
     def init_state(self, parameter: torch.Tensor) -> None:
@@ -134,13 +145,6 @@ class Muon(Optimizer):
         self._adamw.allocate_state()
         if self._is_bf16:
             self._streams.allocate()
-
-    def set_learning_rate(self, rate: float) -> None:
-        self.param_groups[0]["lr"] = rate
-        self._share_state()
-        # AdamW's rate is in proportion if optimizer.adamw_lr sets its peak.
-        ratio = 1.0 if self._config.adamw_lr is None else self._config.adamw_lr / self._config.lr
-        self._adamw.set_learning_rate(rate * ratio)
 
     @torch.no_grad()
     def scale_gradients(self, scale: torch.Tensor) -> None:
@@ -166,7 +170,7 @@ class Muon(Optimizer):
 
     def _share_state(self) -> None:
         # Before each use: both may have been replaced, as by loading a checkpoint.
-        self._adamw.state, self._adamw.param_groups = self.state, self.param_groups[1:]
+        self._adamw.state, self._adamw.param_groups = self.state, self.param_groups[self._count :]
 
     def _direction(self, parameter: LocalParameter, keys_2N: torch.Tensor | None) -> torch.Tensor:
         """Update the momentum of a parameter; return the direction to orthogonalize, a new local tensor."""
@@ -201,8 +205,8 @@ class Muon(Optimizer):
 
     def _apply(self, parameter: LocalParameter, update: torch.Tensor, keys_2N: torch.Tensor | None) -> None:
         """Decay the local weights of a parameter and subtract the update, scaled matrix by matrix."""
-        group = self.param_groups[0]
-        decay, scales = group["lr"] * group["weight_decay"], self._scales(parameter)
+        group = self.param_groups[self._group_of[parameter.name]]
+        decay, scales = group["lr"] * group["weight_decay"], self._scales(parameter, group["lr"])
         if keys_2N is not None:
             self._bf16_apply(parameter, update, decay, scales, keys_2N)
             return
@@ -237,9 +241,8 @@ class Muon(Optimizer):
                 bits = compensation_bits(at, keys_2N)
             subtract(weights[chunk], wide, change, None if errors is None else errors[chunk], bits)
 
-    def _scales(self, parameter: LocalParameter) -> dict[str, float]:
+    def _scales(self, parameter: LocalParameter, rate: float) -> dict[str, float]:
         """Return the factor of the update of each canonical matrix, learning rate included."""
-        rate = self.param_groups[0]["lr"]
         shapes = self._access.shapes(parameter)
         return {name: rate * _RMS * math.sqrt(max(shape)) for name, shape in shapes.items()}
 

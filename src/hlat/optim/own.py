@@ -28,8 +28,7 @@ import torch
 
 from hlat.config import OwnOptimizerConfig, Problem, RecipeError, own_parts
 from hlat.model import LocalParameter
-from hlat.optim.adamw import decay_groups
-from hlat.optim.base import STEP, Optimizer, OptimizerSpec, WholeMatrices, counter_device
+from hlat.optim.base import STEP, Optimizer, OptimizerSpec, WholeMatrices, counter_device, scaled_groups
 from hlat.precision import AUTO, MODES
 from hlat.runtime.distributed.join import host_values, in_fake_world
 
@@ -107,7 +106,7 @@ class ElementwiseSpec(OptimizerSpec[OwnOptimizerConfig]):
     def build(
         self, parameters: Sequence[LocalParameter], seed: int = 0, matrices: WholeMatrices | None = None
     ) -> Optimizer:
-        groups = decay_groups(parameters, self._weight_decay or 0.0, self.config.decay_norms)
+        groups = scaled_groups(parameters, self.config, weight_decay=self._weight_decay or 0.0)
         return ElementwiseOptimizer(groups, self._make, self.trial, self._weight_decay is not None, self.config.lr)
 
 
@@ -122,7 +121,7 @@ class ElementwiseOptimizer(Optimizer):
 
     def __init__(
         self,
-        groups: Sequence[tuple[Sequence[LocalParameter], float]],
+        groups: Sequence[tuple[Sequence[LocalParameter], dict[str, float]]],
         make: Make,
         trial: Trial,
         decays: bool,
@@ -135,8 +134,9 @@ class ElementwiseOptimizer(Optimizer):
         self._plain = [torch.nn.Parameter(each.tensor, requires_grad=False) for each in self._parameters]
         plain = iter(self._plain)
         parts: list[dict[str, Any]] = []
-        for members, decay in groups:
-            parts.append({"params": [next(plain) for _ in members], **({_WEIGHT_DECAY: decay} if decays else {})})
+        for members, options in groups:
+            decay = {_WEIGHT_DECAY: options[_WEIGHT_DECAY]} if decays else {}
+            parts.append({"params": [next(plain) for _ in members], **decay})
         self._new_inner: Callable[[], torch.optim.Optimizer] = lambda: make(
             [{**part, "params": list(part["params"])} for part in parts]
         )

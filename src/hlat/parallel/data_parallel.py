@@ -256,7 +256,7 @@ class ReplicatedGradients:
                 view
                 for parameter in self.over_kv
                 for block in parameter.row_blocks()
-                if block.tensor.gradient_sum is GradientSum.KEY_COPIES and parameter.gradient is not None
+                if block.tensor.spec.gradient_sum is GradientSum.KEY_COPIES and parameter.gradient is not None
                 for view in parameter.row_views(block, parameter.gradient)
             ]
             all_reduce_together(rows, self.groups.kv)
@@ -269,7 +269,7 @@ class ReplicatedGradients:
 
 
 def _kinds_of_sums(parameter: LocalParameter) -> set[GradientSum]:
-    return {tensor.gradient_sum for tensor in parameter.layout.tensors}
+    return {tensor.spec.gradient_sum for tensor in parameter.layout.tensors}
 
 
 def _gradients(parameters: Sequence[LocalParameter]) -> Iterator[torch.Tensor]:

@@ -325,7 +325,7 @@ def build_parallel(
     stages = [_build_stage(recipe, layout, groups, runtime, shard, mode) for shard in shards]
     model = ParallelModel(recipe, runtime, layout, groups, stages)
     if seed is not None:
-        initialise(model.local_parameters, recipe.model, seed)
+        initialise(model.local_parameters, recipe.model, seed, recipe.optimizer)
     return model
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from hlat.config.sections.model import ModelConfig
 from hlat.model import Decoder, LocalParameter, ModelShard, collect_local_parameters
 from hlat.model.parameter_layout import CanonicalTensor, RowLayout, canonical_shapes
+from hlat.model.spec import Axis, Component, GradientSum, TensorSpec
 from hlat.runtime.random_keys import stream_key
 from hlat.runtime.randomness import normal_block
 
@@ -28,12 +29,18 @@ def plain_parameters(net: nn.Module) -> list[LocalParameter]:
         LocalParameter(
             name,
             parameter,
-            RowLayout((CanonicalTensor(name, parameter.shape[0]),), 1, tuple(parameter.shape[1:])),
+            RowLayout((CanonicalTensor(name, parameter.shape[0], _spec_of(parameter)),), 1, tuple(parameter.shape[1:])),
             0,
             True,
+            config_of(),
         )
         for name, parameter in net.named_parameters()
     ]
+
+
+def _spec_of(parameter: nn.Parameter) -> TensorSpec:
+    columns = Axis.WIDTH if parameter.ndim > 1 else None
+    return TensorSpec("plain", Axis.WIDTH, columns, Component.HEAD, gradient_sum=GradientSum.SEQUENCE)
 
 
 def shard_model(config: ModelConfig, shard: ModelShard, cuts: Sequence[float] = ()) -> list[list[LocalParameter]]:

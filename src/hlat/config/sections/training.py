@@ -98,8 +98,12 @@ class OptimizerConfig(Section):
     z_loss: float = Field(0.0, ge=0)
     """Factor of log(Z)^2 added to each token's loss, Z the sum of its exponentials: 1e-5 in OLMo 2; 0 for none."""
 
+    def rate_factor(self, hidden_matrix: bool) -> float:
+        """Return the factor of ``lr`` for hidden matrices, or for all other parameters."""
+        return 1.0
 
-class _AdamWFields(OptimizerConfig):
+
+class AdamWFields(OptimizerConfig):
     """Fields of AdamW, which in every optimizer of hlat updates embeddings, head, norms and biases."""
 
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
@@ -247,14 +251,14 @@ class PrecisionConfig(Section):
         return self.rounding == "hardware"
 
 
-class AdamWConfig(_AdamWFields):
+class AdamWConfig(AdamWFields):
     """AdamW (Loshchilov and Hutter 2019) and gradient clipping."""
 
     kind: Literal["adamw"] = fixed("adamw")
     """Name of the optimizer."""
 
 
-class MuonConfig(_AdamWFields):
+class MuonConfig(AdamWFields):
     """Muon (Jordan et al. 2024; Liu et al. 2025) for the matrices of attention and feed-forward layers."""
 
     kind: Literal["muon"] = fixed(formerly="adamw")
@@ -267,6 +271,9 @@ class MuonConfig(_AdamWFields):
     """Newton-Schulz iterations of an update; fewer than 5 leave many singular values far from 1."""
     adamw_lr: float | None = Field(None, gt=0)
     """Peak learning rate of AdamW for embeddings, head, norms and biases; null for lr, which suits both."""
+
+    def rate_factor(self, hidden_matrix: bool) -> float:
+        return 1.0 if hidden_matrix or self.adamw_lr is None else self.adamw_lr / self.lr
 
 
 class OwnOptimizerConfig(OptimizerConfig, OwnPart):

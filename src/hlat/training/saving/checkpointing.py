@@ -376,7 +376,7 @@ def _reset_to_start(state: RunState) -> None:
     recipe = state.recipe
     seed_generators(recipe.training.seed)
     if recipe.checkpoint.init_from is None:
-        initialise(state.model.local_parameters, recipe.model, recipe.training.seed)
+        initialise(state.model.local_parameters, recipe.model, recipe.training.seed, recipe.optimizer)
     else:
         parameters, expected = state.model.local_parameters, state.initial_weights
         load_weights(recipe.checkpoint.init_from, recipe.model, parameters, state.runtime.ranks, expected)
