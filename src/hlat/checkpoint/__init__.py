@@ -7,6 +7,7 @@ from hlat.runtime.lazy import lazily
 if TYPE_CHECKING:
     from hlat.checkpoint.async_saver import *
     from hlat.checkpoint.average import *
+    from hlat.checkpoint.fork import *
     from hlat.checkpoint.format.filesystem import *
     from hlat.checkpoint.format.tensor_files import *
     from hlat.checkpoint.importing.weights import *
@@ -25,6 +26,7 @@ __getattr__ = lazily(
     {
         "async_saver": "AsyncSaver SaveOutcome SaverReport SlowStorage run_saver",
         "average": "average_checkpoints",
+        "fork": "Fork fork_run",
         "format.filesystem": "Disk",
         "format.tensor_files": "TensorChunk replicated_chunks",
         "importing.weights": "import_model",
