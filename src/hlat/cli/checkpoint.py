@@ -245,9 +245,7 @@ def fork(
         say(f"  {more}")
     before, now = made.rates
     if before != now:
-        say(
-            f"learning rate of step {made.step + 1:,}: {now:.4g}, as the new schedule has it there; before, {before:.4g}"
-        )
+        say(f"learning rate of step {made.step + 1:,}: {now:.4g}, as the new schedule has it there; was {before:.4g}")
     say(f"next: hlat train {escape_name(str(to / RECIPE_NAME))}")
 
 
