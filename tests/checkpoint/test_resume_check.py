@@ -1,11 +1,14 @@
 """Fields of the recipe that may change when a run resumes, and fields that may not."""
 
+import json
+import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from hlat.checkpoint import RecipeChange, check_resume, saved_precision_mode, software_versions
+from hlat.checkpoint import RecipeChange, check_fork, check_resume, saved_precision_mode, software_versions
 from hlat.config import Recipe
 from hlat.precision import MODES
 from hlat.runtime.errors import CheckpointError
@@ -90,9 +93,6 @@ def test_a_change_of_a_fixed_field_is_refused(path: str, old: Any, new: Any) -> 
         ("model__coalesce", True, False),
         ("model__preset", None, "tiny-1m"),
         ("batch__micro_batch", 8, 4),
-        ("optimizer__lr", 3e-4, 1e-4),
-        ("optimizer__betas", [0.9, 0.95], [0.9, 0.99]),
-        ("training__steps", 10, 20),
         ("checkpoint__keep_last", 3, 5),
         ("checkpoint__every_steps", 500, None),
         ("data__path", "corpus.txt", "moved.txt"),
@@ -103,6 +103,58 @@ def test_a_change_of_a_fixed_field_is_refused(path: str, old: Any, new: Any) -> 
 def test_other_fields_may_change_and_are_listed(path: str, old: Any, new: Any) -> None:
     changes = check_resume(saved(**{path: old}), "f", recipe(**{path: new}), "f", 5)
     assert changes == [RecipeChange(path.replace("__", "."), old, new)]
+
+
+def after(old: dict[str, Any], new: dict[str, Any], step: int) -> list[RecipeChange]:
+    return check_resume(saved(**old), "f", recipe(**new), "f", step)
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [
+        ("optimizer__lr", 3e-4, 1e-4),
+        ("optimizer__betas", [0.9, 0.95], [0.9, 0.99]),
+        ("optimizer__clip_norm", 1.0, None),
+        ("schedule__min_ratio", 0.1, 0.0),
+        ("training__steps", 10, 20),
+        ("training__loss_terms", {}, {"mine:term": {}}),
+    ],
+)
+def test_what_updated_the_weights_is_changed_in_a_fork(path: str, old: Any, new: Any, tmp_path: Path) -> None:
+    """The message has the command, with a folder that is free."""
+    run = str(tmp_path / "trunk")
+    (tmp_path / "trunk-fork").mkdir()
+    with pytest.raises(CheckpointError) as caught:
+        after({path: old}, {path: new, "run__dir": run, "evaluation__sequences": 8}, 5)
+    *_, before, command = str(caught.value).splitlines()
+    assert before.startswith("The steps done so far had other values.")
+    override = f"{path.replace('__', '.')}={json.dumps(new)}"
+    assert shlex.split(command) == ["hlat", "fork", f"{run}@5", "--to", f"{run}-fork2", override]
+    assert RecipeChange(path.replace("__", "."), old, new) in check_fork(saved(**{path: old}), recipe(**{path: new}))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "last"),
+    [
+        # the last step after which the change is accepted: up to there both schedules have the same rates
+        ({"schedule__kind": "wsd"}, {"schedule__kind": "wsd", "training__steps": 20}, 8),
+        ({"schedule__kind": "wsd"}, {"schedule__kind": "wsd", "schedule__decay_fraction": 0.5}, 5),
+        ({"schedule__kind": "wsd"}, {"schedule__kind": "constant"}, 8),
+        ({"schedule__kind": "constant"}, {"schedule__kind": "constant", "training__steps": 20}, 10),
+        ({"schedule__warmup_steps": 4}, {"schedule__warmup_steps": 4, "training__steps": 20}, 4),
+        ({}, {"training__steps": 20, "schedule__horizon_steps": 10}, 10),
+        ({}, {"training__steps": None, "training__tokens": 10 * 32 * 1024}, 10),
+    ],
+)
+def test_a_schedule_may_change_as_long_as_no_past_rate_does(
+    old: dict[str, Any], new: dict[str, Any], last: int
+) -> None:
+    for step in range(1, 11):
+        if step <= last:
+            assert {change.path.partition(".")[0] for change in after(old, new, step)} <= {"schedule", "training"}
+            continue
+        with pytest.raises(CheckpointError, match="hlat fork"):
+            after(old, new, step)
 
 
 @pytest.mark.parametrize("old", MODES)
@@ -135,7 +187,7 @@ def test_all_refused_changes_are_listed() -> None:
     message = str(caught.value)
     for part in ("model.layers", "training.seed", "batch.global_batch", "old-fingerprint", "new-fingerprint"):
         assert part in message
-    assert "optimizer.lr" not in message
+    assert "optimizer.lr" in message and "Set the saved values again, or use another run.dir" in message
 
 
 @pytest.mark.parametrize(
@@ -255,7 +307,7 @@ def test_a_field_newer_than_the_checkpoint_had_its_default() -> None:
     old = saved()
     del old["model"]["qk_norm"], old["checkpoint"], old["optimizer"]["eps"]
     assert check_resume(old, "f", recipe(), "f", 5) == []
-    assert check_resume(old, "f", recipe(optimizer__eps=1e-5), "f", 5) == [RecipeChange("optimizer.eps", 1e-8, 1e-5)]
+    assert check_fork(old, recipe(optimizer__eps=1e-5)) == [RecipeChange("optimizer.eps", 1e-8, 1e-5)]
     with pytest.raises(CheckpointError, match="qk_norm: saved with False, now True"):
         check_resume(old, "f", recipe(model__qk_norm=True), "f", 5)
 

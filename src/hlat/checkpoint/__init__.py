@@ -41,7 +41,7 @@ __getattr__ = lazily(
         "protocol.store": "BAD_SUFFIX CheckpointStore FailedAttempt SaveResult prunable_steps save_with_retries",
         "run_id": "RunId",
         "saved_run": (
-            "RecipeChange check_resume check_same_tokenizer find_saved_recipe has_tokenizer read_saved_run "
+            "RecipeChange check_fork check_resume check_same_tokenizer find_saved_recipe has_tokenizer read_saved_run "
             "read_tokenizer saved_determinism saved_precision_mode software_versions tokenizer_files"
         ),
         "state": "ExtraState collect extra_names restore",

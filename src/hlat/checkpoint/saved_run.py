@@ -180,6 +180,8 @@ def _changes(
         here = f"{path}.{name}" if path else name
         field = fields.get(name)
         mark = max(outer, _mark(field))
+        if field is None and mark is _Mark.FORKS and section.model_config.get("extra") != "allow":
+            mark = _Mark.FREE  # no recipe can set a field that this version no longer has
         old = _saved_value(saved, name, field)
         new = current.get(name)
         value = getattr(section, name, None)
