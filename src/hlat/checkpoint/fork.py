@@ -34,7 +34,7 @@ from hlat.checkpoint.format.filesystem import (
     write_file,
 )
 from hlat.checkpoint.format.format_1 import META_NAME
-from hlat.checkpoint.inventory import find_checkpoints_folder, list_checkpoints
+from hlat.checkpoint.inventory import find_checkpoints_folder, is_checkpoint, list_checkpoints
 from hlat.checkpoint.protocol.reader import (
     Checkpoint,
     CheckpointManifest,
@@ -48,7 +48,6 @@ from hlat.config import Recipe, parse_recipe
 from hlat.optim import learning_rate
 from hlat.runtime.errors import CheckpointError
 from hlat.runtime.storage.run_folder import KEPT_PREFIX, read_run_id, write_recipe
-from hlat.runtime.terminal import plural
 from hlat.runtime.urls import is_url
 from hlat.tracking import EventLog
 
@@ -112,9 +111,9 @@ def _find(run: str) -> tuple[Path, Checkpoint]:
             "the newest."
         )
     parent = Path(name)
+    if is_checkpoint(parent) or (parent.exists() and not (parent / "checkpoints").is_dir()):
+        raise CheckpointError(f"{run}: is no run folder. Name that and a step, as in runs/trunk@1200.")
     folder = find_checkpoints_folder(parent)
-    if not (parent / "checkpoints").is_dir():
-        raise CheckpointError(f"{run}: is no run folder. Name that, and a step, as in {folder.parent}@1200.")
     entries = list_checkpoints(folder)
     there = {entry.step: Path(entry.location) for entry in entries if entry.state == "committed"}
     wanted = max(there, default=None) if step is None else step
@@ -169,7 +168,7 @@ def _refuse(before: Recipe, recipe: Recipe, step: int, to: Path) -> None:
             "larger training.steps or training.tokens."
         )
     if problems:
-        raise CheckpointError("\n  ".join([f"{to}: {plural(len(problems), 'problem')}", *problems]))
+        raise CheckpointError("\n  ".join([f"{to}: no fork can have this recipe", *problems]))
 
 
 def _keep(disk: Disk, checkpoint: Checkpoint, folder: Path) -> None:
