@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hlat.api import evaluate as evaluate
     from hlat.api import evaluate_tasks as evaluate_tasks
     from hlat.api import export as export
+    from hlat.api import fork as fork
     from hlat.api import generate as generate
     from hlat.api import import_model as import_model
     from hlat.api import launch_local as launch_local
@@ -70,6 +71,7 @@ _API = {
             "evaluate",
             "evaluate_tasks",
             "export",
+            "fork",
             "generate",
         ),
         *(

@@ -77,6 +77,7 @@ def test_the_optimizer_only_converts_and_a_run_may_change_who_rounds(runs: Runs)
     assert losses(runs.folder("hardware")) == losses(plain), "the same bits, as the stand-in rounds to nearest"
     software = runs.on_neuron("software", "precision.mode=bf16-sr", *SHORT, env=UNCOMPILED)
     assert losses(software) != losses(plain)
-    resumed = runs.try_on_neuron("software", *HARDWARE, "training.steps=4", SHORT[1], env=UNCOMPILED)
+    longer = ("training.steps=4", "schedule.horizon_steps=3", SHORT[1])
+    resumed = runs.try_on_neuron("software", *HARDWARE, *longer, env=UNCOMPILED)
     assert resumed.returncode == 0, resumed.stderr
     assert "changed since the checkpoint: precision.rounding: 'software' -> 'hardware'" in resumed.stdout

@@ -80,9 +80,10 @@ def test_a_run_prints_nothing_and_logs_its_progress(
     assert verify_checkpoint(result.checkpoint) == []
     last = hlat.metrics(result.run_dir).to_pylist()[-1]
     assert (result.loss, result.validation_loss) == (last["loss"], last["val_loss"])
-    again = hlat.train(recipe_file, overrides | {"training.steps": 20})  # resumes at step 10
+    longer = overrides | {"training.steps": 20, "schedule.horizon_steps": 10}
+    again = hlat.train(recipe_file, longer)  # resumes at step 10
     assert again.step == 20 and again.loss != result.loss
-    assert again == hlat.train(hlat.load_recipe(recipe_file, overrides | {"training.steps": 20})), "a finished run"
+    assert again == hlat.train(hlat.load_recipe(recipe_file, longer)), "a finished run"
 
 
 def test_a_run_in_a_thread_after_errors_in_the_same_process(

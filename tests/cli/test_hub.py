@@ -80,7 +80,8 @@ def test_a_run_starts_from_a_model_of_the_hub(cli, hub: Hub, recipe: Path, run: 
     assert source.keys() == exported.keys()
     assert all(torch.equal(source[name], exported[name]) for name in source)
     asked = len(hub.requested)
-    more = cli("train", recipe, *run, "training.steps=3", env=hub.environment(tmp_path / "cache", offline=True))
+    longer = ["training.steps=3", "schedule.horizon_steps=2"]
+    more = cli("train", recipe, *run, *longer, env=hub.environment(tmp_path / "cache", offline=True))
     assert more.returncode == 0, more.stderr
     assert "resumed at step 2" in more.stdout + more.stderr
     assert len(hub.requested) == asked

@@ -122,7 +122,9 @@ def test_a_signal_to_the_launcher_saves_and_the_run_resumes_in_another_layout(
     stopped = open_checkpoint(resolve(run_dir(arguments))).step
     assert stopped == len(losses(arguments)) < 400
     on = [a for a in arguments if not a.startswith("training.steps")]
-    done = cli(*on, f"training.steps={stopped + 4}", "--nproc", "2", "parallel.pipeline=2")
+    done = cli(
+        *on, f"training.steps={stopped + 4}", "schedule.horizon_steps=400", "--nproc", "2", "parallel.pipeline=2"
+    )
     assert done.returncode == 0, done.stderr
     assert len(losses(arguments)) == stopped + 4
 

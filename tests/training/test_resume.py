@@ -153,22 +153,23 @@ def test_a_run_of_muon_killed_at_a_random_time_resumes_bitwise(cli, recipe_file,
 
 
 def test_a_run_resumes_from_the_required_step_or_fails(cli, recipe_file, quick, straight):
-    here = f"run.dir={straight}"
+    here = [f"run.dir={straight}", "training.steps=45", "schedule.horizon_steps=40"]
     before = {p: p.stat().st_mtime_ns for p in (straight / "checkpoints").rglob("*")}
-    refused = cli("train", recipe_file, *quick, here, "training.steps=45", "--require-step", "30")
+    refused = cli("train", recipe_file, *quick, *here, "--require-step", "30")
     assert refused.returncode == 2 and "the newest checkpoint is not of step 30" in refused.stderr, refused.stderr
     assert {p: p.stat().st_mtime_ns for p in (straight / "checkpoints").rglob("*")} == before
-    done = cli("train", recipe_file, *quick, here, "training.steps=45", "--require-step", "40")
+    done = cli("train", recipe_file, *quick, *here, "--require-step", "40")
     assert done.returncode == 0 and "resumed at step 40 of 45" in done.stdout, done.stderr
     (straight / "checkpoints" / "step-00000045" / "COMMITTED").unlink()
-    refused = cli("train", recipe_file, *quick, here, "training.steps=45", "--require-step", "40", "--nproc", "2")
+    refused = cli("train", recipe_file, *quick, *here, "--require-step", "40", "--nproc", "2")
     assert refused.returncode == 2 and "step-00000045: COMMITTED is missing" in refused.stderr, refused.stderr
 
 
 def test_only_the_first_attempt_checks_the_required_step(cli, recipe_file, quick, straight):
     """A fault after the next checkpoint: the second attempt resumes from that newer checkpoint."""
-    here = [f"run.dir={straight}", "training.steps=55", "recovery.backoff_seconds=0", "--require-step", "40"]
-    done = cli("train", recipe_file, *quick, *here, "faults=[{kind: kill, at_step: 53}]", "--allow-faults")
+    here = [f"run.dir={straight}", "training.steps=55", "schedule.horizon_steps=40", "--require-step", "40"]
+    fault = ["faults=[{kind: kill, at_step: 53}]", "recovery.backoff_seconds=0"]
+    done = cli("train", recipe_file, *quick, *here, *fault, "--allow-faults")
     assert done.returncode == 0, done.stderr
     assert "resumed at step 40 of 55" in done.stdout and "resumed at step 50 of 55" in done.stdout
 
@@ -218,10 +219,11 @@ def test_a_change_of_model_or_data_order_is_refused_and_nothing_is_lost(cli, rec
 
 
 def test_other_changes_are_allowed_and_recorded(cli, recipe_file, quick, straight):
-    done = cli("train", recipe_file, *quick, f"run.dir={straight}", "training.steps=42", "optimizer.lr=1e-3")
+    changed = ["training.steps=42", "schedule.horizon_steps=40", "evaluation.every_steps=21"]
+    done = cli("train", recipe_file, *quick, f"run.dir={straight}", *changed)
     assert done.returncode == 0 and "finished at step 42" in done.stdout, done.stderr
     changes = {c["path"]: (c["old"], c["new"]) for e in events_of(straight, "resume") for c in e["changes"]}
-    assert changes["training.steps"] == (40, 42) and changes["optimizer.lr"] == (0.003, 0.001)
+    assert changes["training.steps"] == (40, 42) and changes["evaluation.every_steps"] == (20, 21)
 
 
 def test_two_processes_cannot_share_a_run_directory(cli, recipe_file, quick, tmp_path):

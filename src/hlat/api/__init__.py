@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "checkpoints": "average evaluate evaluate_tasks export generate import_model load_model watch",
+        "checkpoints": "average evaluate evaluate_tasks export fork generate import_model load_model watch",
         "hosts": "doctor launch_local submit_kubernetes submit_slurm",
         "planning": "choose_cluster choose_model_size compare_plans plan plan_grid",
         "recipes": "draft_recipe load_recipe",

@@ -1,7 +1,7 @@
-"""Use of trained models: evaluation, generation, loading as a plain module; import, export and averages.
+"""Use of trained models: evaluation, generation, loading as a plain module; import, export, averages and forks.
 
 checkpoint --evaluate, evaluate_tasks, watch--> results      --generate--> text      --load_model--> torch.nn.Module
-checkpoints --average--> checkpoint     checkpoint --export--> Hugging Face folder
+checkpoints --average--> checkpoint     checkpoint of a run --fork--> run     checkpoint --export--> Hugging Face folder
 model of another program --import_model--> checkpoint
 """
 
@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hlat.api.recipes import checks_arguments, optional_text
+from hlat.api.recipes import Overrides, checks_arguments, optional_text, override_words
 from hlat.api.training import outcome_error, restored
 from hlat.launch import EvaluationJob, refuse_worker, run_processes
 
 if TYPE_CHECKING:
     import torch
 
+    from hlat.checkpoint import Fork
     from hlat.evaluation import EvaluatedCheckpoint, Perplexity, SuiteReport
     from hlat.model import Decoder
 
@@ -288,6 +289,29 @@ def average(
 
     paths = [checkpoints] if isinstance(checkpoints, str | Path) else list(checkpoints)
     return average_checkpoints(paths, to, last=last, coefficients=coefficients, decay=decay, weights=weights)
+
+
+@checks_arguments
+def fork(run: str | Path, to: str | Path, overrides: Overrides = ()) -> "Fork":
+    """Make a new run from a checkpoint of another one, which may be training, and share its state and prepared data.
+
+    Args:
+        run: run folder, for its newest checkpoint, or RUN@STEP.
+        to: folder of the new run; its last name is the name of the run.
+        overrides: changes of the recipe from that step on, as ``["optimizer.lr=1e-4"]`` or ``{"optimizer.lr": 1e-4}``.
+
+    Returns:
+        ``folder``, ``parent``, ``step``, ``recipe`` (for ``hlat.train``), ``changes``, and ``way`` (hard link,
+        reference copy or copy); ``rates`` are those of the next step by the parent's recipe and by the fork's.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, ``to`` exists, or a fork cannot change a field.
+        RecipeError: the recipe with these overrides has mistakes.
+        StorageError: a file-system operation failed; there is no new run then.
+    """
+    from hlat.checkpoint import fork_run
+
+    return fork_run(str(run), Path(to), override_words(overrides))
 
 
 @checks_arguments

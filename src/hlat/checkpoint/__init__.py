@@ -7,6 +7,7 @@ from hlat.runtime.lazy import lazily
 if TYPE_CHECKING:
     from hlat.checkpoint.async_saver import *
     from hlat.checkpoint.average import *
+    from hlat.checkpoint.fork import *
     from hlat.checkpoint.format.filesystem import *
     from hlat.checkpoint.format.tensor_files import *
     from hlat.checkpoint.importing.weights import *
@@ -25,6 +26,7 @@ __getattr__ = lazily(
     {
         "async_saver": "AsyncSaver SaveOutcome SaverReport SlowStorage run_saver",
         "average": "average_checkpoints",
+        "fork": "Fork fork_run",
         "format.filesystem": "Disk",
         "format.tensor_files": "TensorChunk replicated_chunks",
         "importing.weights": "import_model",
@@ -39,7 +41,7 @@ __getattr__ = lazily(
         "protocol.store": "BAD_SUFFIX CheckpointStore FailedAttempt SaveResult prunable_steps save_with_retries",
         "run_id": "RunId",
         "saved_run": (
-            "RecipeChange check_resume check_same_tokenizer find_saved_recipe has_tokenizer read_saved_run "
+            "RecipeChange check_fork check_resume check_same_tokenizer find_saved_recipe has_tokenizer read_saved_run "
             "read_tokenizer saved_determinism saved_precision_mode software_versions tokenizer_files"
         ),
         "state": "ExtraState collect extra_names restore",

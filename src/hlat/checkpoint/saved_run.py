@@ -1,34 +1,41 @@
 """The run that a checkpoint was saved by: its recipe, its software and its tokenizer, compared with those of a run now.
 
     recipe in the checkpoint, recipe now --field by field--> refused changes (one error), allowed changes (recorded)
+                                         --check_fork------> the same, for a new run from the checkpoint on
     checkpoint/tokenizer/ --read_tokenizer--> Tokenizer
                           --sha256, check_same_tokenizer--> the prepared data has the token ids of the weights, or error
 
-A field marked ``fixed`` in its section defines the model, the order of the data or the training trajectory: a run
-with another value is another run. Data is compared by the content of the prepared data, not by its path. Both recipes
-have the resolved precision mode, never ``auto``.
+A field marked ``fixed`` in its section defines the model or the order of the data: a run with another value is another
+run. One marked ``forks`` defines the updates, whose past no recipe can change: another value takes a fork, unless the
+learning rates of the steps done stay what they were. Data is compared by the content of the prepared data, not by its
+path. Both recipes have the resolved precision mode, never ``auto``.
 """
 
+import json
 import platform
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from hlat.checkpoint.format.filesystem import FileRecord
 from hlat.checkpoint.inventory import open_unverified
 from hlat.checkpoint.protocol.reader import Checkpoint, read_meta
-from hlat.config import ARCHITECTURES, PrecisionConfig, Recipe, short
+from hlat.config import ARCHITECTURES, PrecisionConfig, Recipe, ScheduleConfig, short
 from hlat.data import PreparedData, Tokenizer, load_tokenizer
+from hlat.optim import learning_rate
 from hlat.runtime import version
 from hlat.runtime.errors import CheckpointError, DataError, HlatError
 from hlat.runtime.terminal import TABLE_ROWS, listed
 
+_LENGTH = ("training.steps", "training.tokens")
 _MODE = "precision.mode"
 _OTHER_MODE = (
     "Each mode computes different numbers from the same state, and has extra state that other modes would drop (wider "
@@ -68,30 +75,86 @@ def find_saved_recipe(run_dir: Path) -> Mapping[str, Any] | None:
     return None
 
 
+class _Mark(IntEnum):
+    """How a field may change."""
+
+    FREE = 0
+    FORKS = 1  # in a fork
+    FIXED = 2  # not at all
+
+
 def check_resume(
-    saved_recipe: Mapping[str, Any], saved_data_fingerprint: str, recipe: Recipe, data_fingerprint: str
+    saved_recipe: Mapping[str, Any], saved_data_fingerprint: str, recipe: Recipe, data_fingerprint: str, step: int
 ) -> list[RecipeChange]:
-    """Compare the recipe of a checkpoint, as JSON values, with the one that a run is to resume with.
+    """Compare the recipe of a checkpoint, as JSON values, with the one that a run is to resume with after ``step``.
 
     Returns the allowed changes, to be recorded; CheckpointError lists all changes that are not allowed.
     """
-    changes = list(_changes("", saved_recipe, recipe, False))
-    refused, allowed = ([change for change, is_fixed in changes if is_fixed == each] for each in (True, False))
+    changes = list(_changes("", saved_recipe, recipe, _Mark.FREE))
+    fixed, forks, free = ([change for change, mark in changes if mark is each] for each in reversed(_Mark))
     # The content, not the path: prepared data may be moved.
     if saved_data_fingerprint != data_fingerprint:
-        refused.append(RecipeChange("data (content of the prepared tokens)", saved_data_fingerprint, data_fingerprint))
+        fixed.append(RecipeChange("data (content of the prepared tokens)", saved_data_fingerprint, data_fingerprint))
+    same_rates = _same_rates(saved_recipe, recipe, step)
+    refused = fixed + [change for change in forks if not (same_rates and _is_of_schedule(change.path))]
     if refused:
-        raise CheckpointError(_refusal_message(refused))
-    return allowed
+        remedies = [_fork_remedy(recipe.run_dir, step, forks)] if len(refused) > len(fixed) else []
+        head = "the run cannot resume with this recipe: the model, the data or the training trajectory would differ"
+        raise CheckpointError("\n".join([_listed_changes(head, refused), *_fixed_remedies(fixed), *remedies]))
+    return forks + free
 
 
-def _refusal_message(refused: list[RecipeChange]) -> str:
-    head = "the run cannot resume with this recipe: the model, the data or the training trajectory would differ"
+def check_fork(saved_recipe: Mapping[str, Any], recipe: Recipe) -> list[RecipeChange]:
+    """Return how the recipe of a fork differs from that of its checkpoint; CheckpointError lists what may not."""
+    changes = list(_changes("", saved_recipe, recipe, _Mark.FREE))
+    if fixed := [change for change, mark in changes if mark is _Mark.FIXED]:
+        head = "a fork cannot have this recipe: its checkpoint has another model, or another order of the data"
+        may = (
+            "A fork may change the optimizer's rates, the schedule, the length, the layout and how the run is operated."
+        )
+        raise CheckpointError("\n".join([_listed_changes(head, fixed), *_fixed_remedies(fixed), may]))
+    return [change for change, _ in changes]
+
+
+def _listed_changes(head: str, refused: list[RecipeChange]) -> str:
     lines = [f"{change.path}: saved with {short(change.old)}, now {short(change.new)}" for change in refused]
-    remedy = "Set the saved values again, or use another run.dir (run.name) for a new run."
-    if any(change.path == _MODE for change in refused):
-        remedy += f"\n{_OTHER_MODE}"
-    return "\n  ".join([head, listed(lines, TABLE_ROWS, "\n  ")]) + "\n" + remedy
+    return "\n  ".join([head, listed(lines, TABLE_ROWS, "\n  ")])
+
+
+def _fixed_remedies(fixed: list[RecipeChange]) -> Iterator[str]:
+    if fixed:
+        yield "Set the saved values again, or use another run.dir (run.name) for a new run."
+    if any(change.path == _MODE for change in fixed):
+        yield _OTHER_MODE
+
+
+def _fork_remedy(run_dir: Path, step: int, changes: list[RecipeChange]) -> str:
+    names = (f"{run_dir}-fork{number}" for number in ("", *range(2, 1000)))
+    free = next((name for name in names if not Path(name).exists()), "NEW")
+    words = (f"{change.path}={json.dumps(change.new)}" for change in changes)
+    command = shlex.join(["hlat", "fork", f"{run_dir}@{step}", "--to", free, *words])
+    return f"The steps done so far had other values. Set the saved ones again, or fork the run:\n  {command}"
+
+
+def _is_of_schedule(path: str) -> bool:
+    return path.startswith("schedule.") or path in _LENGTH
+
+
+def _same_rates(saved: Mapping[str, Any], recipe: Recipe, step: int) -> bool:
+    """Return True if the schedule of a saved recipe gave each step done the share of the peak that it gets now."""
+    content, training = recipe.model_dump(mode="json"), saved.get("training")
+    length = {name: training.get(name.partition(".")[2]) if isinstance(training, dict) else None for name in _LENGTH}
+    content["training"] |= {name.partition(".")[2]: value for name, value in length.items()}
+    try:
+        before = Recipe.model_validate({**content, "schedule": saved.get("schedule", {})})
+        old, new = ((each.schedule, each.horizon_steps) for each in (before, recipe))
+    except (ValidationError, AssertionError):  # a file that was edited
+        return False
+    return old == new or all(_share(*old, number) == _share(*new, number) for number in range(1, step + 1))
+
+
+def _share(schedule: ScheduleConfig, horizon: int, step: int) -> float:
+    return learning_rate(schedule, peak=1.0, horizon=horizon, step=step)
 
 
 def saved_precision_mode(saved_recipe: Mapping[str, Any]) -> str:
@@ -107,26 +170,28 @@ def saved_determinism(saved_recipe: Mapping[str, Any]) -> bool:
 
 
 def _changes(
-    path: str, saved: Mapping[str, Any], section: BaseModel, fixed: bool
-) -> Iterator[tuple[RecipeChange, bool]]:
-    """Yield the fields of a section that differ, each with True if it must not; ``fixed``: none may."""
+    path: str, saved: Mapping[str, Any], section: BaseModel, outer: _Mark
+) -> Iterator[tuple[RecipeChange, _Mark]]:
+    """Yield the fields of a section that differ, each with its mark, or that of the section if this is stricter."""
     current = section.model_dump(mode="json")
     fields = type(section).model_fields
     # Fields that this version no longer has are changes too.
     for name in [*fields, *(key for key in saved if key not in fields)]:
         here = f"{path}.{name}" if path else name
         field = fields.get(name)
-        is_fixed = fixed or (field is not None and _is_fixed(field))
+        mark = max(outer, _mark(field))
+        if field is None and mark is _Mark.FORKS and section.model_config.get("extra") != "allow":
+            mark = _Mark.FREE  # no recipe can set a field that this version no longer has
         old = _saved_value(saved, name, field)
         new = current.get(name)
         value = getattr(section, name, None)
         if isinstance(value, BaseModel) and isinstance(old, dict):
-            yield from _changes(here, old, value, is_fixed)
+            yield from _changes(here, old, value, mark)
         elif isinstance(value, tuple) and isinstance(old, list) and _pairs(value, old):
             for index, (saved_inner, inner) in enumerate(_pairs(value, old)):
-                yield from _changes(f"{here}.{index}", saved_inner, inner, is_fixed)
+                yield from _changes(f"{here}.{index}", saved_inner, inner, mark)
         elif _effective_value(name, old, saved) != _effective_value(name, new, current):
-            yield RecipeChange(here, old, new), is_fixed or _has_fixed(value, old, field)
+            yield RecipeChange(here, old, new), _Mark.FIXED if _has_fixed(value, old, field) else mark
 
 
 def _pairs(sections: tuple[Any, ...], saved: list[Any]) -> list[tuple[Any, BaseModel]]:
@@ -141,7 +206,7 @@ def _has_fixed(value: Any, old: Any, field: FieldInfo | None) -> bool:
     if field is None or not isinstance(value, tuple):
         return False
     kinds = [kind for kind in get_args(field.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)]
-    names = {name: inner for kind in kinds for name, inner in kind.model_fields.items() if _is_fixed(inner)}
+    names = {name: inner for kind in kinds for name, inner in kind.model_fields.items() if _mark(inner) is _Mark.FIXED}
     if not names:
         return False
     sections = [section.model_dump(mode="json") for section in value] + (old if isinstance(old, list) else [])
@@ -152,9 +217,10 @@ def _has_fixed(value: Any, old: Any, field: FieldInfo | None) -> bool:
     )
 
 
-def _is_fixed(field: FieldInfo) -> bool:
-    extra = field.json_schema_extra
-    return isinstance(extra, dict) and extra.get("resume") == "fixed"
+def _mark(field: FieldInfo | None) -> _Mark:
+    extra = field.json_schema_extra if field is not None else None
+    words = {"fixed": _Mark.FIXED, "fork": _Mark.FORKS}
+    return words.get(str(extra.get("resume")), _Mark.FREE) if isinstance(extra, dict) else _Mark.FREE
 
 
 def _saved_value(saved: Mapping[str, Any], name: str, field: FieldInfo | None) -> Any:

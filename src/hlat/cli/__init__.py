@@ -202,7 +202,7 @@ _PANELS = {
     "Begin": ("quickstart", "init", "check", "schema", "recipe"),
     "Plan": ("plan", "rehearse", "hardware"),
     "Data": ("data",),
-    "Train": ("train", "sweep", "launch", "doctor", "compile"),
+    "Train": ("train", "fork", "sweep", "launch", "doctor", "compile"),
     "Watch": ("report", "runs", "show", "compare"),
     "Use the model": ("evaluate", "generate", "checkpoint", "average", "import", "export"),
 }

@@ -1,8 +1,8 @@
-"""``hlat checkpoint``, ``hlat import``, ``hlat export`` and ``hlat average``: checkpoints of a run, models in and out.
+"""``hlat checkpoint``, ``fork``, ``import``, ``export`` and ``average``: checkpoints of a run, models in and out.
 
 checkpoint list, show, verify, prune -> hlat.checkpoint
 import  model of another program -> checkpoint      export  checkpoint -> Hugging Face folder
-average checkpoints -> checkpoint
+average checkpoints -> checkpoint                   fork    checkpoint of a run -> run
 """
 
 import json
@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from hlat.cli.options import DryRunOption, JsonOption
-from hlat.cli.terminal import CheckpointArgument, WeightsOption, opening_line, ready, say
+from hlat.cli.terminal import CheckpointArgument, OverridesArgument, WeightsOption, opening_line, ready, say
+from hlat.config import short
 from hlat.runtime.errors import CheckpointError, CheckpointFormatError, LaunchError
-from hlat.runtime.terminal import TABLE_ROWS, escape_name, listed, plural
+from hlat.runtime.storage.run_folder import RECIPE_NAME, is_kept
+from hlat.runtime.terminal import TABLE_ROWS, escape_name, first_of, listed, plural
 from hlat.runtime.urls import is_url, redact_json
 
 if TYPE_CHECKING:
@@ -158,7 +160,7 @@ def prune_command(
     ] = None,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Remove old checkpoints of a run that is not being trained; the newest complete one always stays."""
+    """Remove old checkpoints of a run that is not being trained; the newest complete one and parents of forks stay."""
     from hlat.checkpoint import (
         CheckpointStore,
         find_checkpoints_folder,
@@ -176,7 +178,7 @@ def prune_command(
         there = {entry.step: Path(entry.location) for entry in list_checkpoints(folder) if entry.state in _CHECKPOINTS}
         # The newest complete checkpoint stays, so damaged ones are not counted.
         steps = prunable_steps(list(there), keep_last, keep_every, lambda step: not verify_checkpoint(there[step]))
-        say(f"would remove: {_listed(steps)}")
+        say(f"would remove: {_listed([step for step in steps if not is_kept(there[step])])}")
         return
     try:
         # With the lock no run can write or prune meanwhile.
@@ -199,7 +201,8 @@ def _line(entry: "CheckpointEntry") -> str:
         return f"{name:24} {entry.state}{': ' + entry.problem if entry.problem else ''}"
     saved = "" if entry.saved is None else f"{entry.saved:%Y-%m-%d %H:%M:%S} UTC"
     tokens = "" if entry.tokens is None else f"{entry.tokens:16,} tokens"
-    return f"{name:24} {entry.bytes:18,} bytes {tokens}  {saved}"
+    kept = "  kept: a fork was made from it" if is_kept(Path(entry.location)) else ""
+    return f"{name:24} {entry.bytes:18,} bytes {tokens}  {saved}{kept}"
 
 
 def _plain(entry: "CheckpointEntry") -> dict[str, object]:
@@ -216,6 +219,34 @@ def register(app: typer.Typer) -> None:
     app.command("import")(import_command)
     app.command("export")(export_command)
     app.command()(average)
+    app.command()(fork)
+
+
+def fork(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN[@STEP]", help="Run folder and step; default: its newest.", show_default=False)
+    ],
+    to: Annotated[Path, typer.Option("--to", help="Folder of the new run; must not exist.")],
+    overrides: OverridesArgument = None,
+) -> None:
+    """Make a new run from a checkpoint of a run, with another recipe from there on."""
+    import hlat
+
+    ready(works=True)
+    with opening_line("forking"):
+        made = hlat.fork(run, to, overrides or [])
+    parent, size = f"{escape_name(str(made.parent))}@{made.step}", f"{made.shared_bytes / 1e6:,.1f} MB"
+    say(f"forked {parent} to {escape_name(str(to))}: {size} of state by {made.way}")
+    say(f"prepared data, shared: {escape_name(str(made.recipe.prepared_dir))}")
+    shown, more = first_of(made.changes, TABLE_ROWS)
+    for change in shown:
+        say(f"  {change.path}: {short(change.old)} -> {short(change.new)}")
+    if more:
+        say(f"  {more}")
+    before, now = made.rates
+    if before != now:
+        say(f"learning rate of step {made.step + 1:,}: {now:.4g}, as the new schedule has it there; was {before:.4g}")
+    say(f"next: hlat train {escape_name(str(to / RECIPE_NAME))}")
 
 
 def import_command(

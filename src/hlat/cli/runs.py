@@ -147,7 +147,7 @@ def show(
     as_json: JsonOption = False,
     verbose: AllOption = False,
 ) -> None:
-    """Show a run: state, attempts, recipe, curve, last numbers, checkpoints."""
+    """Show a run: state, parent and forks, attempts, recipe, curve, last numbers, checkpoints."""
     ready()
     if verbose:
         be_verbose()
@@ -185,11 +185,12 @@ def _json(value: dict[str, Any]) -> str:
 
 
 def _overview(run: "RunOverview") -> Iterator[str]:
-    from hlat.reporting import flat_settings, shown_settings, sparkline
+    from hlat.reporting import family_lines, flat_settings, shown_settings, sparkline
 
     state = f"{run.status.state} ({run.status.reason})" if run.status.reason else run.status.state
     size = "" if run.parameters is None else f", {run.parameters:,} parameters"
     yield f"{escape_name(run.name)}: {state}{size}; {escape_name(str(run.folder))}"
+    yield from map(escape_name, family_lines(run.parent, run.forks))
     if run.damaged_lines:
         yield f"left out: {plural(run.damaged_lines, 'damaged line')} of its files"
     # The newest ones: of a run on machines that are taken away there are hundreds.

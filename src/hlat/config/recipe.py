@@ -26,7 +26,7 @@ from pydantic import PrivateAttr, SerializeAsAny, ValidationError
 
 from hlat.config.errors import Problem, RecipeError
 from hlat.config.own_parts import TASKS
-from hlat.config.sections.base import ComponentSection, OwnPart, Section
+from hlat.config.sections.base import ComponentSection, OwnPart, Section, forks
 from hlat.config.sections.data import DataConfig
 from hlat.config.sections.model import HF_NAMES, ModelConfig
 from hlat.config.sections.operation import (
@@ -144,9 +144,9 @@ class Recipe(Section):
     """Text, tokenizer and samples."""
     batch: BatchConfig = BatchConfig()
     """Sequences per step and per pass."""
-    optimizer: AnyOptimizerConfig = AdamWConfig()
+    optimizer: AnyOptimizerConfig = forks(AdamWConfig())
     """Optimizer and clipping."""
-    schedule: SerializeAsAny[ScheduleConfig] = ScheduleConfig()
+    schedule: SerializeAsAny[ScheduleConfig] = forks(ScheduleConfig())
     """Learning rate over the steps."""
     training: TrainingConfig
     """Length of the run, seed and logging."""

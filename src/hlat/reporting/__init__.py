@@ -25,7 +25,8 @@ __getattr__ = lazily(
     __name__,
     {
         "overview": (
-            "LossesAt RunComparison RunOverview compare_runs flat_settings read_overview shown_settings sparkline"
+            "LossesAt RunComparison RunOverview compare_runs family_lines flat_settings read_overview shown_settings "
+            "sparkline"
         ),
         "planned_and_actual": "Machines",
         "report": "ReportServer report_page write_report",

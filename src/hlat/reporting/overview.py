@@ -24,9 +24,18 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 import yaml
 
-from hlat.reporting.run_status import RunStatus, is_run, last_recipe, no_run, read_status, run_events, run_name
-from hlat.runtime.storage.run_folder import ATTEMPTS_NAME, RECIPE_NAME
-from hlat.runtime.terminal import NAMED, is_verbose
+from hlat.reporting.run_status import (
+    RunEvent,
+    RunStatus,
+    is_run,
+    last_recipe,
+    no_run,
+    read_status,
+    run_events,
+    run_name,
+)
+from hlat.runtime.storage.run_folder import ATTEMPTS_NAME, RECIPE_NAME, forks_of
+from hlat.runtime.terminal import NAMED, TABLE_ROWS, is_verbose, listed
 from hlat.tracking import from_json_value, iter_valid_records, read_valid_records
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -82,6 +91,8 @@ class RunOverview:
     numbers: Mapping[str, float]  # last values of the main metrics, by name
     checkpoints: tuple[int, ...]  # steps of those in the folder, ascending
     damaged_lines: int  # lines of its files that cannot be read
+    parent: RunEvent | None = None  # the event of a fork: parent (folder, id, step) and changes
+    forks: tuple[tuple[int, Path], ...] = ()  # step and folder of those made from this run
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -97,6 +108,8 @@ class RunOverview:
             "numbers": dict(self.numbers),
             "checkpoints": list(self.checkpoints),
             "damaged_lines": self.damaged_lines,
+            "parent": None if self.parent is None else self.parent.fields.get("parent"),
+            "forks": [{"step": step, "folder": str(folder)} for step, folder in self.forks],
         }
 
 
@@ -123,7 +136,38 @@ def read_overview(folder: Path) -> RunOverview:
         numbers=metrics.numbers,
         checkpoints=_checkpoints(folder / "checkpoints"),
         damaged_lines=metrics.damaged + damaged_events + damaged_attempts,
+        parent=parent_of(events),
+        forks=tuple(forks_of(folder)),
     )
+
+
+def parent_of(events: Sequence[RunEvent]) -> RunEvent | None:
+    """Return the event with which a fork began; None for a run of its own."""
+    return next((event for event in events if event.kind == "fork"), None)
+
+
+def family_lines(parent: RunEvent | None, forks: Sequence[tuple[int, Path]]) -> Iterator[str]:
+    """Say from which run, at which step and with which changes a run was forked, and which runs from it."""
+    if parent is not None:
+        origin, changes = parent.fields.get("parent"), changes_text(parent.fields.get("changes"))
+        where = _below_here(Path(str(origin.get("folder")))) if isinstance(origin, dict) else "another run"
+        yield f"forked from {where} at step {parent.step or 0:,}{f', with {changes}' if changes else ''}"
+    if forks:
+        yield "forks: " + listed((f"{_below_here(fork)} at step {step:,}" for step, fork in forks), TABLE_ROWS)
+
+
+def _below_here(folder: Path) -> str:
+    return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
+
+
+def changes_text(changes: object) -> str:
+    """Changes of fields as ``training.tokens: 100 -> 200``; empty if they are something else."""
+    fields = {"path", "old", "new"}
+    if not isinstance(changes, list) or not all(isinstance(each, dict) and fields <= set(each) for each in changes):
+        return ""
+    from hlat.config import short  # noqa: PLC0415  (an overview of a run without changes starts without it)
+
+    return "; ".join(f"{each['path']}: {short(each['old'])} -> {short(each['new'])}" for each in changes)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from hlat.page import Html, page, paragraph, section, tabs
 from hlat.reporting.curves import RunCharts
+from hlat.reporting.overview import family_lines, parent_of
 from hlat.reporting.planned_and_actual import Machines, mixture_section, plan_section
 from hlat.reporting.report_sections import (
     checkpoints_section,
@@ -34,7 +35,7 @@ from hlat.reporting.run_record import RunRecord, read_run
 from hlat.reporting.summary import headline_section
 from hlat.runtime.errors import DataError, HlatError, LaunchError, StorageError
 from hlat.runtime.storage.local_files import write_atomic
-from hlat.runtime.storage.run_folder import LOCK_NAME
+from hlat.runtime.storage.run_folder import LOCK_NAME, forks_of
 from hlat.tracking import SAMPLES_NAME
 
 FILE_NAME = "report.html"  # in the folder of a run, if no other file is asked for
@@ -59,7 +60,7 @@ def report_page(folders: Sequence[Path], machines: Machines | None = None, *, ve
     charts = RunCharts(runs)
     contents = [
         headline_section(runs, machines),
-        *(paragraph(f"{run.name}: {note}" if several else note) for run in runs for note in run.notes),
+        *(paragraph(f"{run.name}: {note}" if several else note) for run in runs for note in _notes(run)),
         recipe_diff_section(runs),
         section("Loss", [charts.loss()]),
     ]
@@ -80,6 +81,10 @@ def report_page(folders: Sequence[Path], machines: Machines | None = None, *, ve
 
 
 _MOST_NAMES = 4  # in a title
+
+
+def _notes(run: RunRecord) -> list[str]:
+    return [*run.notes, *family_lines(parent_of(run.events), forks_of(run.folder))]
 
 
 def _history(run: RunRecord) -> list[tuple[str, Html]]:

@@ -30,7 +30,7 @@ from hlat.page import (
     time_unit,
     timeline_chart,
 )
-from hlat.reporting.overview import differing_settings, flat_settings, shown_settings
+from hlat.reporting.overview import changes_text, differing_settings, family_lines, flat_settings, shown_settings
 from hlat.reporting.run_record import RunRecord, attempt_spans, shown, step_seconds
 from hlat.reporting.run_status import RunEvent
 
@@ -126,7 +126,7 @@ def _told_start(event: RunEvent) -> str:
     count = int(event.number("processes") or 1)
     where = f" on {count} × {event.words('device')}" if event.words("device") else ""
     before = "Started" if event.kind == "start" else f"Resumed from step {event.step or 0:,}"
-    changes = _changes_text(event.fields.get("changes"))
+    changes = changes_text(event.fields.get("changes"))
     return f"{before}{where}" + (f", with {changes}" if changes else "")
 
 
@@ -159,6 +159,7 @@ def _told_otherwise(event: RunEvent) -> str:
 
 _ACTIONS = {"warn": "applied", "skip": "step skipped", "rollback": "rolled back", "stop": "run stopped"}
 _TOLD: dict[str, Callable[[RunEvent], str]] = {
+    "fork": lambda event: next(family_lines(event, ())).replace("forked", "Forked", 1),
     "start": _told_start,
     "resume": _told_start,
     "stage": lambda event: f"Stage {event.words('stage')} began",
@@ -216,20 +217,12 @@ def _described(event: RunEvent) -> str:
 def _plain(value: object) -> str:
     """Write a value of JSON as people do: a list with commas, a mapping as ``name value``."""
     if isinstance(value, dict):
-        return _changes_text([value]) or ", ".join(f"{name} {_plain(each)}" for name, each in value.items())
+        return changes_text([value]) or ", ".join(f"{name} {_plain(each)}" for name, each in value.items())
     if isinstance(value, list):
-        return _changes_text(value) or ", ".join(map(_plain, value))
+        return changes_text(value) or ", ".join(map(_plain, value))
     if isinstance(value, bool):
         return "yes" if value else "no"
     return format_value(value) if isinstance(value, float) else str(value)
-
-
-def _changes_text(changes: object) -> str:
-    """Changes of fields as ``training.tokens: 100 -> 200``; empty if they are something else."""
-    fields = {"path", "old", "new"}
-    if not isinstance(changes, list) or not all(isinstance(each, dict) and fields <= set(each) for each in changes):
-        return ""
-    return "; ".join(f"{each['path']}: {short(each['old'])} -> {short(each['new'])}" for each in changes)
 
 
 def checkpoints_section(run: RunRecord) -> Html:

@@ -96,7 +96,7 @@ _RUN_FILES = ("metrics.jsonl", "events.jsonl", ATTEMPTS_NAME)
 _LOOKED_AT = 1_000  # folders whose names are compared: more would take long
 _LONGEST_NAME = 100  # characters compared: difflib takes quadratic time
 # Events that change the state of a run; others, such as checkpoints, do not.
-_STEPPING = ("start", "resume", "end", "error", "incident")
+_STEPPING = ("fork", "start", "resume", "end", "error", "incident")
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,8 @@ def read_status(folder: Path, events: Sequence[RunEvent]) -> RunStatus:
     if last.kind == "end":
         reason = last.words("reason")
         return RunStatus("finished") if reason == "finished" else RunStatus("stopped", reason)
+    if last.kind == "fork":
+        return RunStatus("forked", "not trained yet")
     if last.kind == "error":
         return RunStatus("failed", last.words("message"))
     if last.kind == "incident":

@@ -71,11 +71,11 @@ def _mfu(run: RunRecord) -> str:
 def _goodput(run: RunRecord) -> list[RunFact]:
     seconds = goodput_seconds(run)
     total = sum(seconds.values())
-    restarts = len(run.of_kind("resume"))
-    words = f"{restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
+    restarts = len(run.of_kind("resume")) - len(run.of_kind("fork"))  # the first resume of a fork is its start
+    words = f"{restarts} restart{'s' if restarts > 1 else ''}" if restarts > 0 else ""
     if total:
         return [RunFact("Goodput", f"{seconds.get('productive', 0.0) / total:.0%}", words)]
-    return [RunFact("Restarts", str(restarts))] if restarts else []
+    return [RunFact("Restarts", str(restarts))] if restarts > 0 else []
 
 
 def _cost(elapsed: float, machines: Machines | None) -> list[RunFact]:

@@ -440,7 +440,7 @@ def _check_resume(
     newest: Checkpoint, recipe: Recipe, prepared: PreparedData, evaluation: Evaluation, arithmetic: Arithmetic
 ) -> list[RecipeChange]:
     """Return how a run differs from the one that saved a checkpoint; CheckpointError if it cannot go on from there."""
-    changes = check_resume(*read_saved_run(newest), recipe, prepared.fingerprint)
+    changes = check_resume(*read_saved_run(newest), recipe, prepared.fingerprint, newest.step)
     arithmetic.check_resume(newest.meta.get("versions", {}), recipe, changes)
     return changes + evaluation.changes_since(newest.meta.get("evaluation", {}))
 

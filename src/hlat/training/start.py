@@ -49,14 +49,14 @@ from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.join import Runtime
 from hlat.runtime.errors import DataError, HlatError, LaunchError, StorageError
 from hlat.runtime.process import LAUNCHER_ENV, host_name, is_running
-from hlat.runtime.storage.local_files import read_small_file, write_atomic
+from hlat.runtime.storage.local_files import read_small_file
 from hlat.runtime.storage.run_folder import (
     ATTEMPT_ENV,
     ATTEMPTS_NAME,
     LOCK_NAME,
-    RECIPE_HEAD,
     RECIPE_NAME,
     is_foreign_recipe,
+    write_recipe,
 )
 from hlat.runtime.terminal import TABLE_ROWS, first_of, is_verbose, plural
 from hlat.runtime.urls import redact, redact_json, redact_value
@@ -208,9 +208,8 @@ def record_attempt(recipe: Recipe, runtime: Runtime, origin: RunOrigin | None) -
         )
     changes = _changed_fields(_earlier_recipe(file), settings)
     sources = own_parts.part_sources(recipe.own_parts)
-    text = f"{RECIPE_HEAD} The same run: hlat train {recipe.run_dir}/{RECIPE_NAME}\n"
     try:
-        write_atomic(file, (text + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)).encode())
+        write_recipe(recipe.run_dir, settings, recipe.run_dir)
     except OSError as error:
         raise StorageError(f"{file}: cannot write: {error.strerror or error}.") from error
     with closing(EventLog(recipe.run_dir / ATTEMPTS_NAME)) as log:

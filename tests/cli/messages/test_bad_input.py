@@ -88,12 +88,15 @@ def test_a_glob_is_an_override(cli, recipe_file, tiny, corpus):
 def test_training_that_diverges_ends_and_keeps_the_last_good_checkpoint(cli, recipe_file, tiny, tmp_path):
     assert cli("train", recipe_file, *tiny, "training.stop_after=6").returncode == 0
     wild = ["optimizer.lr=1e30", "optimizer.clip_norm=null", "checkpoint.every_steps=1", "checkpoint.keep_last=1"]
-    done = cli("train", recipe_file, *tiny, *wild)
+    run, fork, mended = tmp_path / "run", tmp_path / "fork", tmp_path / "mended"
+    assert cli("fork", run, "--to", fork, *wild).returncode == 0
+    done = cli("train", fork / "recipe.yaml")
     assert done.returncode == 4 and "diverged" in done.stderr and "step-0000000" in done.stderr, done.stderr
-    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if path.name.startswith("step"))
+    kept = sorted(path.name for path in (fork / "checkpoints").iterdir() if path.name.startswith("step"))
     assert len(kept) == 1
-    assert cli("generate", tmp_path / "run", "--prompt", "the", "--max-tokens", "3").returncode == 0
-    again = cli("train", recipe_file, *tiny)
+    assert cli("generate", fork, "--prompt", "the", "--max-tokens", "3").returncode == 0
+    assert cli("fork", fork, "--to", mended, "optimizer.lr=3.0e-3", "optimizer.clip_norm=1").returncode == 0
+    again = cli("train", mended / "recipe.yaml")
     assert again.returncode == 0 and "finished at step 40" in again.stdout, again.stderr
 
 
@@ -138,7 +141,7 @@ def test_quiet_training_prints_the_end_only(quiet):
 
 
 def test_fewer_steps_than_done_are_said(cli, quiet):
-    done = cli(*quiet[0], "training.steps=10")
+    done = cli(*quiet[0], "training.steps=10", "schedule.horizon_steps=40")
     assert done.returncode == 0 and "at step 40 already, past the 10" in done.stdout, done.stdout
 
 

@@ -64,6 +64,14 @@ class CountingDisk(Disk):
         with self.operation(f"rename {source.name} {target.name}"):
             super().rename(source, target)
 
+    def link(self, source: Path, target: Path) -> None:
+        with self.operation(f"link {target.name}"):
+            super().link(source, target)
+
+    def share(self, source: Path, file: FileIO) -> None:
+        with self.operation(f"share {Path(file.name).name}"):
+            super().share(source, file)
+
     def remove_file(self, path: Path) -> None:
         with self.operation(f"unlink {path.name}"):
             super().remove_file(path)

@@ -8,6 +8,7 @@ any single operation, and check the commit protocol against it.
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
@@ -27,6 +28,7 @@ from hlat.runtime.storage.run_folder import RunFolder
 _COPY_BYTES = 1 << 20  # read at once
 _BUFFER_BYTES = 1 << 16  # small writes are collected up to this
 _PIECE_BYTES = 1 << 24  # hashed and written at once, so that a large tensor makes progress that others can see
+_FICLONE = 0x40049409  # of linux/fs.h
 _WEIGHT_FILES = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".npz", ".h5")  # of other formats
 
 
@@ -65,6 +67,17 @@ class Disk:
     def rename(self, source: Path, target: Path) -> None:
         """Rename atomically, within one file system."""
         source.rename(target)
+
+    @blocking_call()
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name, within one file system: its bytes exist once."""
+        os.link(source, target, follow_symlinks=False)
+
+    @blocking_call()
+    def share(self, source: Path, file: FileIO) -> None:
+        """Let a new file have the bytes of another by reference, copied when one is written (FICLONE of Linux)."""
+        with source.open("rb") as original:
+            fcntl.ioctl(file.fileno(), _FICLONE, original.fileno())
 
     @blocking_call()
     def remove_file(self, path: Path) -> None:

@@ -53,7 +53,7 @@ from hlat.checkpoint.protocol.reader import (
 )
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.errors import CheckpointError, StorageError
-from hlat.runtime.storage.run_folder import RunFolder
+from hlat.runtime.storage.run_folder import RunFolder, is_kept
 
 REPLACED_PREFIX, TRASH_PREFIX = ".replaced-", ".trash-"
 
@@ -232,7 +232,10 @@ def clean_up(disk: Disk, root: Path) -> None:
     """Remove what an interrupted save or removal left in a folder of checkpoints; StorageError if that fails."""
     with storage_errors("cannot remove the leftovers of an interrupted save", root):
         for entry in sorted(root.iterdir()):
-            if entry.name.startswith((STAGING_PREFIX, TRASH_PREFIX)):
+            kept = entry.with_name(entry.name.removeprefix(TRASH_PREFIX))
+            if entry.name.startswith(TRASH_PREFIX) and is_kept(entry) and not kept.exists():
+                disk.rename(entry, kept)  # a fork was made while it was about to be removed
+            elif entry.name.startswith((STAGING_PREFIX, TRASH_PREFIX)):
                 disk.remove_tree(entry)
             elif entry.name.startswith(REPLACED_PREFIX):
                 final = entry.with_name(entry.name.removeprefix(REPLACED_PREFIX))
@@ -244,9 +247,13 @@ def clean_up(disk: Disk, root: Path) -> None:
 
 
 def remove_checkpoint(disk: Disk, folder: Path) -> None:
-    """Remove a checkpoint. It is renamed first: a crash cannot leave an incomplete folder under its name."""
+    """Remove a checkpoint that no fork keeps. It is renamed first: a crash leaves no incomplete one under its name."""
     trash = folder.with_name(TRASH_PREFIX + folder.name.removeprefix(REPLACED_PREFIX))
     disk.remove_tree(trash)
     disk.rename(folder, trash)
+    # Once more: the mark may have come since the caller looked. Under this name nobody can add one.
+    if is_kept(trash) and not folder.name.startswith(REPLACED_PREFIX):
+        disk.rename(trash, folder)
+        return
     disk.sync_folder(folder.parent)
     disk.remove_tree(trash)

@@ -2,7 +2,7 @@
 
     save(step, state) -> step-00000040/            (by the protocol in commit.py)
     newest()          -> the newest valid checkpoint; damaged newer ones are reported and renamed to <name>.bad
-    prune()           -> keeps the last k, multiples of n steps for ever, and always a valid one
+    prune()           -> keeps the last k, multiples of n steps and parents of forks for ever, and always a valid one
 
     save_with_retries:   CheckpointContent --store.save--> SaveResult
                                            --fails-------> FailedAttempt, a pause of 1, 2, 4, ... seconds, next attempt
@@ -38,7 +38,7 @@ from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import CheckpointError, StateLostError, StorageError
 from hlat.runtime.progress import blocking_call
-from hlat.runtime.storage.run_folder import RunFolder
+from hlat.runtime.storage.run_folder import RunFolder, is_kept
 from hlat.runtime.terminal import listed
 
 _LOG = logging.getLogger(__name__)
@@ -216,6 +216,7 @@ class CheckpointStore:
 
     def _prune(self) -> list[int]:
         removed = prunable_steps(self.steps(), self.keep_last, self.keep_every_steps, self._is_valid)
+        removed = [step for step in removed if not is_kept(self.root / step_folder_name(step))]
         with storage_errors("cannot remove an old checkpoint", self.root):
             # Oldest first: an interruption leaves the newer ones.
             for step in removed:

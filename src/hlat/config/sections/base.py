@@ -5,8 +5,9 @@
 A number reads what people type, such as 100M, 3h, 20GB and 80%. A field gets its notation from its type and from
 nothing else. A text that has not the form of a number is left to pydantic, whose error says what the field takes.
 
-``fixed`` marks the fields that define the model, the data order or the trajectory: a run is not resumed after one of
-them changed. Everything else may change when a run is resumed, and the change is recorded.
+``fixed`` marks the fields that define the model or the data order: neither a resumed run nor a fork may change them.
+``forks`` marks those that define the updates: the steps done had the old values, so a change of them makes another run,
+a fork. Everything else may change when a run is resumed, and the change is recorded.
 """
 
 from collections.abc import Callable
@@ -134,3 +135,8 @@ def fixed(default: Any = ..., *, formerly: Any = None, **constraints: Any) -> An
     # Such a field defines the model, the data order or the numbers. The rest is as in pydantic's Field.
     extra = {"resume": "fixed"} | ({} if formerly is None else {"formerly": formerly})
     return Field(default, json_schema_extra=extra, **constraints)
+
+
+def forks(default: Any) -> Any:
+    """Field or section whose values no step done may have had otherwise: to change them, a run is forked."""
+    return Field(default, json_schema_extra={"resume": "fork"})

@@ -28,6 +28,7 @@ from hlat.config.sections.base import (
     Whole,
     as_own,
     fixed,
+    forks,
 )
 from hlat.runtime.backend.table import BACKENDS
 
@@ -159,9 +160,9 @@ class EmaConfig(ComponentSection):
 class TrainingConfig(Section):
     """Length of the run, seed, logging, and components that take part in each step."""
 
-    steps: Positive | None = None
+    steps: Positive | None = forks(None)
     """Optimizer steps of the whole run; or give tokens."""
-    tokens: Positive | None = None
+    tokens: Positive | None = forks(None)
     """Tokens of the whole run, rounded up to whole steps; or give steps."""
     seed: int = fixed(0, ge=0, lt=2**63)
     """Seed of the initial weights and of the order of the samples."""
@@ -171,7 +172,7 @@ class TrainingConfig(Section):
     """End cleanly after so many steps of this process, saving a checkpoint, as an interruption would."""
     ema: EmaConfig | None = None
     """Average of the weights, saved in checkpoints for hlat export --weights ema; null for none."""
-    loss_terms: dict[OwnName, dict[str, Any]] = {}
+    loss_terms: dict[OwnName, dict[str, Any]] = forks({})
     """Terms of your own added to the loss that is minimized, by name (package.module:function, or an entry point of
     hlat.losses), with options; the reported loss remains the cross-entropy."""
     components: dict[OwnName, dict[str, Any]] = {}

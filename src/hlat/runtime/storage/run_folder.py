@@ -13,14 +13,17 @@ its state there.
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
+
+import yaml
 
 from hlat.runtime.errors import StateLostError, StorageError
 from hlat.runtime.progress import blocking_call
-from hlat.runtime.storage.local_files import broken_link, sync_to_disk
+from hlat.runtime.storage.local_files import broken_link, sync_to_disk, write_atomic
+from hlat.runtime.urls import redact_json
 
 LOCK_NAME = ".lock"
 RECIPE_NAME = "recipe.yaml"  # resolved recipe of the run, as of its last start
@@ -28,6 +31,8 @@ RECIPE_HEAD = "# The resolved recipe of this run."
 """How that file begins: one that begins otherwise is the user's."""
 ATTEMPTS_NAME = "attempts.jsonl"  # A line per start of the run
 ID_NAME = ".run-id"
+KEPT_PREFIX = "KEPT-"
+"""Files in a checkpoint, each with the folder of a fork that was made from it: such a checkpoint is never pruned."""
 
 ATTEMPT_ENV = "HLAT_ATTEMPT"
 """Environment variable with the launch and the number of this attempt, as LAUNCH/NUMBER, on several hosts."""
@@ -61,6 +66,29 @@ def is_foreign_recipe(run_dir: Path) -> bool:
             return not file.read(len(RECIPE_HEAD)).startswith(RECIPE_HEAD)
     except OSError:
         return False
+
+
+def write_recipe(folder: Path, recipe: Mapping[str, Any], run_dir: Path) -> None:
+    """Write the resolved recipe of the run in ``run_dir`` to a folder, without credentials in URLs; OSError."""
+    head = f"{RECIPE_HEAD} The same run: hlat train {run_dir}/{RECIPE_NAME}\n"
+    text = yaml.safe_dump(redact_json(dict(recipe)), sort_keys=False, allow_unicode=True)
+    write_atomic(folder / RECIPE_NAME, (head + text).encode())
+
+
+def is_kept(checkpoint: Path) -> bool:
+    """True if a fork was made from a checkpoint."""
+    return any(checkpoint.glob(f"{KEPT_PREFIX}*"))
+
+
+def forks_of(run_dir: Path) -> list[tuple[int, Path]]:
+    """List the forks of a run, as step and folder, by step; those that no longer exist are left out."""
+    found = set()
+    for mark in run_dir.glob(f"checkpoints/step-*/{KEPT_PREFIX}*"):
+        with suppress(OSError, ValueError):  # a checkpoint that is being removed
+            folder = Path(mark.read_text(encoding="utf-8").strip())
+            if folder.name and folder.is_dir():
+                found.add((int(mark.parent.name.removeprefix("step-")), folder))
+    return sorted(found)
 
 
 def read_run_id(run_dir: Path) -> str | None:
