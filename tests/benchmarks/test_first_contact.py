@@ -160,7 +160,7 @@ def test_an_end_by_sigterm_leaves_results(kit, tmp_path):
         assert running.poll() is None
         time.sleep(0.05)
     running.send_signal(signal.SIGTERM)
-    running.wait(60)
+    running.wait(600)
     assert json.loads(results.read_text())["steps"]["machine"]["ok"] is None
 
 

@@ -338,7 +338,7 @@ def test_a_save_is_not_retried_after_training_was_killed(tmp_path: Path, world: 
     """The pauses of nine retries are 243 seconds."""
     disk = partial(failing_disk, 0, 99)
     with run_ranks(world, submit_and_forward_reports, tmp_path, disk, retries=9) as (members, pipes):
-        assert pipes[0].poll(60)
+        assert pipes[0].poll(600)
         for member in members:
             member.kill()
             member.join()

@@ -12,6 +12,7 @@ import pytest
 
 from hlat.runtime.terminal import BottomLine
 from tests.support.commands import hlat
+from tests.support.held import hold_imports
 from tests.support.terminal import Screen, TerminalCommand, set_columns
 
 SPINNER = set("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
@@ -119,7 +120,9 @@ def test_a_terminal_that_is_resized_while_a_line_is_made_keeps_nothing_of_it():
 
 
 def test_ctrl_c_during_the_imports_leaves_one_line(recipe_file, tiny, tmp_path):
-    with TerminalCommand("train", recipe_file, *tiny, "tracking.console=auto", columns=80, folder=tmp_path) as command:
+    arguments = ["train", recipe_file, *tiny, "tracking.console=auto"]
+    held = hold_imports(tmp_path)  # until Ctrl-C
+    with TerminalCommand(*arguments, columns=80, folder=tmp_path, environment=held) as command:
         command.wait_for(drawn("importing PyTorch"))
         command.press("\x03")
         assert command.wait() == 130

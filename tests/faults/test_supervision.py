@@ -163,7 +163,7 @@ def test_a_preempted_run_saves_and_the_same_command_resumes(runs, layout, number
     process = runs.start(name, layout)
     wait_for_step(runs.run_dir(name), 4)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate()
     assert process.returncode == REQUEUE_CODE, output
     stopped = open_checkpoint(resolve(runs.run_dir(name))).step
     assert 4 <= stopped < STEPS and f"stopped at step {stopped}" in output
@@ -204,7 +204,7 @@ def test_a_second_signal_aborts_the_save_and_loses_nothing_else(runs, layout):
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode != 0 and "Traceback" not in output, output
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=600)
     assert alive == []
     assert open_checkpoint(resolve(runs.run_dir(name))).step == 6
     assert runs.train(name, layout).returncode == 0
@@ -222,7 +222,7 @@ def test_the_next_command_waits_for_ranks_of_a_killed_supervisor(runs, layout):
     done = runs.train(name, layout)
     assert done.returncode == 0, done.stderr
     assert "waiting for the previous run" in done.stdout
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert psutil.wait_procs(children, timeout=600)[1] == []
     process.communicate()
     assert_same_run(runs.run_dir(name), runs.undisturbed(layout))
 

@@ -42,7 +42,7 @@ class Served:
     def get(self, path: str) -> tuple[int, str]:
         """Return the status and the text of an answer."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+            with urllib.request.urlopen(self.url + path, timeout=600) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -97,7 +97,7 @@ def test_a_run_is_served_through_a_restart_and_every_line_is_json(recipe_file, t
         assert run.get("/other")[0] == 404
         helpers = psutil.Process(run.command.pid).children(recursive=True)
         assert run.stop() == REQUEUE_CODE
-        psutil.wait_procs(helpers, timeout=10)
+        psutil.wait_procs(helpers, timeout=600)
         assert not any(helper.is_running() for helper in helpers)
         with pytest.raises(OSError):
             run.get("/healthz")

@@ -184,7 +184,7 @@ def test_an_error_in_one_file_stops_writing_the_others(tmp_path: Path) -> None:
             if "optimizer" in str(file.name):
                 self.failed.set()
                 raise OSError(errno.EIO, "broken")
-            self.failed.wait(60)
+            self.failed.wait(600)
             time.sleep(0.1)  # long enough for the other thread to handle its error and set the flag
             self.later_writes += 1
             return super().write(file, data)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("small_units")
 
 
 def _have_ended(processes: list[psutil.Process]) -> bool:
-    _, alive = psutil.wait_procs(processes, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=600)
     return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -52,7 +52,7 @@ def test_a_killed_preparation_resumes_to_the_same_bytes(
         wait((out / "partial" / when).exists, process)
     workers = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal_number)
-    process.wait(timeout=30)
+    process.wait(timeout=1200)
     process.communicate()
     assert process.returncode != 0
     assert _have_ended(workers), "a worker outlives its parent"

@@ -108,7 +108,7 @@ def test_a_killed_preparation_or_partition_resumes_to_the_same_bytes(
     processes = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    psutil.wait_procs(processes, timeout=10)
+    psutil.wait_procs(processes, timeout=600)
     done, redone = {int(file.stem) for file in finished_units(out)}, watch_units(monkeypatch)
     if what == "part":
         with pytest.raises(DataError, match="the part is not finished"):

@@ -192,7 +192,7 @@ def process(folder: Path, limit: int, seconds: float, names: str) -> "subprocess
 def test_two_processes_fetch_a_file_once(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     both = [process(cache, 9 * SIZE, 0.2, "abcde") for _ in range(2)]
-    assert [child.wait(timeout=60) for child in both] == [0, 0]
+    assert [child.wait(timeout=1200) for child in both] == [0, 0]
     assert sorted((tmp_path / "written").read_text().split()) == list("abcde")
     assert count_files(cache) == 5 and not list(cache.glob(f"*{PART_SUFFIX}"))
 

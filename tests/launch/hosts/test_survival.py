@@ -59,7 +59,7 @@ class Hosts:
         return self.codes()
 
     def codes(self) -> list[int]:
-        return [self.processes[node].wait(60) for node in sorted(self.processes)]
+        return [self.processes[node].wait(600) for node in sorted(self.processes)]
 
     def log(self, node: int) -> str:
         return (self.folder / f"log-{node}").read_text()

@@ -79,8 +79,8 @@ except HlatError as error:
 
 
 def wait(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:
-    """Wait until a condition holds, while the process is running; at most 60 seconds."""
-    deadline = time.monotonic() + 60
+    """Wait until a condition holds, while the process is running; at most ten minutes."""
+    deadline = time.monotonic() + 600
     while not condition():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline

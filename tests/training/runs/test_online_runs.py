@@ -58,7 +58,7 @@ def test_a_killed_run_leaves_no_process(recipe_file, online):
     assert workers
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    psutil.wait_procs(workers, timeout=20)
+    psutil.wait_procs(workers, timeout=600)
     assert not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers)
 
 
