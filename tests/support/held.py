@@ -1,9 +1,14 @@
-"""Commands that wait at a place until they are told: what a test does to them there is neither too early nor too late."""
+"""Processes that wait at a place until they are told: what a test does to them is neither too early nor too late."""
 
 import itertools
 import os
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from hlat.config import FaultConfig
+from hlat.resilience import HeartbeatReading, Watchdog
+from hlat.resilience.watchdog import Hang
 
 _AT_AN_IMPORT = """
 import os, signal, sys
@@ -56,3 +61,37 @@ def slow_disks_wait_for(file: Path) -> None:
         begin(disk, *given, sleep=wait)  # type: ignore[arg-type]
 
     FaultyDisk.__init__ = init  # type: ignore[method-assign, assignment]
+
+
+_AN_HOUR = 3600.0
+
+
+def ahead_in_hangs(is_hung: Callable[[HeartbeatReading], bool]) -> Callable[..., Hang | None]:
+    """Return a method for ``Watchdog.check`` whose clock is an hour ahead once a rank hangs, or was stopped.
+
+    Then ``recovery.hang_seconds`` can be so long that no rank of a busy machine is silent for as long.
+    """
+    check = Watchdog.check
+
+    def early(
+        watchdog: Watchdog, beats: Sequence[HeartbeatReading], now: float, is_stopped: Callable[[int], bool]
+    ) -> Hang | None:
+        hangs = any(is_hung(beat) or is_stopped(beat.rank) for beat in beats)
+        return check(watchdog, beats, now + (_AN_HOUR if hangs else 0.0), is_stopped)
+
+    return early
+
+
+def find_injected_hangs_at_once(folder: Path) -> None:
+    """Let the supervisor of this process find hangs that its ranks inject; they note their process ids in a folder."""
+    from hlat.resilience.fault_injection import FaultInjector  # noqa: PLC0415 - imports torch
+
+    inject = FaultInjector._inject
+
+    def noted(injector: FaultInjector, fault: FaultConfig) -> None:
+        if fault.kind == "hang":
+            (folder / f"hangs-{os.getpid()}").touch()
+        inject(injector, fault)
+
+    FaultInjector._inject = noted  # type: ignore[method-assign]
+    Watchdog.check = ahead_in_hangs(lambda beat: (folder / f"hangs-{beat.pid}").exists())  # type: ignore[method-assign]

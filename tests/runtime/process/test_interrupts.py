@@ -45,5 +45,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("case", [DROPPED, LOCKED, PLAIN], ids=["dropped", "locked", "plain"])
 def test_an_interrupt_arrives_once_it_is_safe(case: str) -> None:
-    done = subprocess.run([sys.executable, "-c", START + case], capture_output=True, text=True, timeout=1200, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", START + case], capture_output=True, text=True, timeout=1200, check=False
+    )
     assert (done.stdout, done.stderr, done.returncode) == ("True\n", "", 0)
