@@ -21,9 +21,9 @@ from hlat.runtime.helper_process import HelperProcess
 from tests.support.checkpoint.saving_ranks import (
     BlockedDisk,
     BlockedTiers,
+    HalfwayDisk,
     Rank,
     Script,
-    SlowDisk,
     WaitingDisk,
     assert_is_full_state,
     assert_succeeded,
@@ -36,27 +36,30 @@ from tests.support.checkpoint.saving_ranks import (
 # Two ranks do all that one does, and agree on it; the two longest tests have one in the default suite.
 WORLDS = [pytest.param(1, marks=pytest.mark.slow), 2]
 ALONE = [1, pytest.param(2, marks=pytest.mark.slow)]
-HANG_SECONDS = 60.0  # no busy machine lets a saver wait for so long; clocks are set ahead
+HANG_SECONDS = 600.0  # no busy machine lets a saver wait for so long; clocks are set ahead
 
 
 def train_during_a_save(rank: Rank, pipe: Connection) -> None:
-    """Change the live state until the checkpoint has been written."""
+    """Change the live state several times, while a part of the checkpoint is written, and until all of it is."""
     for step in range(1, 4):
         rank.submit(step)
         later, reports = 100 * step, []
         while not reports:
             later += 1
             rank.train_to(later)
+            if later == 100 * step + 3:
+                rank.runtime.ranks.barrier()
+                (rank.folder / f"go-{step}").touch()
             reports = list(rank.saver.reports(wait=False))
         outcome = rank.saver.agree_on_outcome()
         assert outcome.result is not None and not outcome.lost and outcome.pending is None
         assert outcome.result.path == rank.store.root / f"step-{step:08d}" and outcome.result.attempts == 1
-        assert later > 100 * step + 1, "several steps were trained during the save"
+        assert later >= 100 * step + 3, "several steps were trained during the save"
 
 
 @pytest.mark.parametrize("world", ALONE)
 def test_the_checkpoint_has_the_submitted_state_although_training_continues(tmp_path: Path, world: int) -> None:
-    with run_ranks(world, train_during_a_save, tmp_path, SlowDisk) as (members, _):
+    with run_ranks(world, train_during_a_save, tmp_path, HalfwayDisk) as (members, _):
         assert_succeeded(members)
     assert reopen(tmp_path).steps() == [1, 2, 3]
     for step in range(1, 4):
@@ -69,9 +72,11 @@ def save_without_pause(rank: Rank, pipe: Connection) -> None:
         rank.wait()
         assert rank.store.steps() == list(range(1, step)), "the previous checkpoints are durable"
         rank.submit(step)
-        assert len(rank.store.steps()) < step, "this checkpoint is not written yet"
+        assert len(rank.store.steps()) < step, "this checkpoint cannot be written yet"
         # The saver maps the buffer when it receives the message, which may be later on a busy machine.
         assert count_buffers(os.getpid()) == 1 and count_buffers(rank.process.pid) <= 1
+        rank.runtime.ranks.barrier()
+        (rank.folder / f"go-{step}").touch()
     rank.wait()
     assert count_buffers(rank.process.pid) == 1
 
@@ -83,7 +88,7 @@ def count_buffers(pid: int) -> int:
 
 @pytest.mark.parametrize("world", ALONE)
 def test_a_slow_disk_delays_saves_and_there_is_only_one_buffer(tmp_path: Path, world: int) -> None:
-    with run_ranks(world, save_without_pause, tmp_path, SlowDisk) as (members, _):
+    with run_ranks(world, save_without_pause, tmp_path, HalfwayDisk) as (members, _):
         assert_succeeded(members)
     assert_is_full_state(reopen(tmp_path).newest(), 4)
 
@@ -338,7 +343,7 @@ def test_a_save_is_not_retried_after_training_was_killed(tmp_path: Path, world: 
     """The pauses of nine retries are 243 seconds."""
     disk = partial(failing_disk, 0, 99)
     with run_ranks(world, submit_and_forward_reports, tmp_path, disk, retries=9) as (members, pipes):
-        assert pipes[0].poll(60)
+        assert pipes[0].poll(600)
         for member in members:
             member.kill()
             member.join()

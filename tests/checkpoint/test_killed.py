@@ -72,7 +72,7 @@ def kill_repeatedly(root: Path, kills: int, rng: random.Random) -> None:
     """Resume from the newest checkpoint and get killed at a random time, repeatedly; nothing may be lost."""
     for _ in range(kills):
         with child(save_and_prune_for_ever, root) as (process, pipe):
-            assert pipe.poll(60)
+            assert pipe.poll(600)
             time.sleep(rng.uniform(0, 0.05))
             os.kill(process.pid, signal.SIGKILL)
             process.join()
@@ -119,10 +119,10 @@ def test_an_interrupt_leaves_no_incomplete_checkpoint(tmp_path: Path) -> None:
     for attempt in range(10):
         root = tmp_path / str(attempt)
         with child(save_until_interrupted, root) as (process, pipe):
-            assert pipe.poll(60)
+            assert pipe.poll(600)
             time.sleep(rng.uniform(0.02, 0.3))
             os.kill(process.pid, signal.SIGINT)
-            process.join(60)
+            process.join(600)
             *begun, left = received(pipe)
         assert process.exitcode == 0
         complete = [f"step-{step:08d}" for step in begun]
@@ -185,7 +185,7 @@ def save_above_the_file_size_limit(pipe: Connection, root: Path) -> None:
 def test_a_file_size_limit_fails_the_save_with_advice(tmp_path: Path) -> None:
     with child(save_above_the_file_size_limit, tmp_path / "checkpoints") as (process, pipe):
         message = pipe.recv()
-        process.join(60)
+        process.join(600)
     assert "File too large" in message and "ulimit -f" in message
 
 

@@ -61,7 +61,7 @@ def join(rank: int, world: int, work: Callable[..., None], folder: Path) -> None
 def finish(members: list[Any]) -> list[int]:
     """Wait for all processes; return their exit codes."""
     for member in members:
-        member.join(120)
+        member.join(600)
         if member.is_alive():
             member.kill()
             member.join()

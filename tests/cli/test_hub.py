@@ -104,7 +104,7 @@ def test_prepared_texts_of_the_hub_need_no_network(
     if not offline:
         env |= {"HF_ENDPOINT": "http://nowhere.invalid"}
     for verb in ("check", "train"):
-        done = cli(verb, *words, env=env, timeout=120)
+        done = cli(verb, *words, env=env, timeout=1200)
         assert done.returncode == 0, done.stdout + done.stderr
     assert "finished at step 2" in done.stdout and "is used without it" in done.stdout
     assert len(hub.requested) == asked
@@ -140,7 +140,7 @@ def test_a_model_that_cannot_be_had_says_why_and_what_to_do(cli, hub: Hub, recip
 
 def test_a_hub_that_does_not_answer_is_refused_at_once(cli, hub: Hub, recipe: Path, tmp_path: Path) -> None:
     env = {**hub.environment(tmp_path / "cache"), "HF_ENDPOINT": "http://nowhere.invalid"}
-    done = cli("check", recipe, "--no-files", "data.path=x", env=env, timeout=60)
+    done = cli("check", recipe, "--no-files", "data.path=x", env=env, timeout=1200)
     assert done.returncode == 2
     message = " ".join(done.stderr.split())
     assert "http://nowhere.invalid cannot be reached" in message

@@ -90,7 +90,7 @@ def test_a_traceback_and_a_warning_of_ours(tmp_path):
         "sys.argv = ['hlat', 'check', 'quickstart']\n"
         "main()"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 1 and "RuntimeError: failed \\u001b[2J\\u009b" in done.stderr, done.stderr
     assert "https://...@host/x?..." in done.stderr and "S3CR3T" not in done.stderr.rpartition("RuntimeError")[2]
     assert "warned \\u009b" in done.stderr and not {*"\x1b\x9b"} & set(done.stderr)

@@ -92,7 +92,7 @@ def test_stopping_and_resuming_in_the_same_layout_changes_no_bit(
     process = StartedCommand(*arguments, "training.log_every=1")
     victim = _wait_for_rank(process, run_dir(arguments), step=6)
     os.kill(victim, signal.SIGKILL)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate()
     assert process.returncode == 0 and "rank 1 was killed by SIGKILL" in output, output
     assert losses(arguments) == losses(whole)
     assert same_bits(state(arguments), state(whole))
@@ -117,7 +117,7 @@ def test_a_signal_to_the_launcher_saves_and_the_run_resumes_in_another_layout(
     process = StartedCommand(*arguments, "--nproc", "2", "parallel.zero=3")
     _wait_for_rank(process, run_dir(arguments), step=2)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate()
     assert process.returncode == REQUEUE_CODE, output
     stopped = open_checkpoint(resolve(run_dir(arguments))).step
     assert stopped == len(losses(arguments)) < 400
@@ -150,7 +150,7 @@ def test_processes_with_different_recipes_stop_with_an_error(start: Callable[...
         place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         environment = os.environ | {name: str(value) for name, value in place.items()}
         processes.append(StartedCommand(*start("different", f"optimizer.lr={rate}"), env=environment))
-    ends = [process.communicate(timeout=120) for process in processes]
+    ends = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [2, 2]
     assert "optimizer.lr is 0.001 on rank 0, 0.002 on rank 1" in ends[0][0], ends
     assert not (run_dir(start("different")) / "checkpoints").exists()

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.commands import StartedCommand
 
-_TIMEOUT = 120.0  # seconds until a wait fails
+_TIMEOUT = 1200.0  # seconds until a wait fails
 
 
 def wait_until(holds: Callable[[], bool], process: "StartedCommand | subprocess.Popen[str]") -> None:

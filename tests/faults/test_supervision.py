@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ from hlat.resilience.goodput import GOODPUT_PARTS
 from hlat.runtime.process import REQUEUE_CODE
 from tests.support.commands import StartedCommand
 from tests.support.faults.killing import assert_same_run
+from tests.support.held import find_injected_hangs_at_once
 
 STEPS = 30
 Hlat = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -45,8 +47,10 @@ class Runs:
             *more,
         ]
 
-    def train(self, name: str, layout: str, *more: str) -> "subprocess.CompletedProcess[str]":
-        return self._cli(*self.arguments(name, layout, *more))
+    def train(
+        self, name: str, layout: str, *more: str, prepare: Callable[[], None] | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        return self._cli(*self.arguments(name, layout, *more), prepare=prepare)
 
     def start(self, name: str, layout: str, *more: str) -> StartedCommand:
         """Start the command in the background, as a shell does."""
@@ -80,17 +84,18 @@ def faults(*injected: dict) -> list[str]:
     return [f"faults={json.dumps(injected)}", "--allow-faults"]
 
 
-def test_a_killed_stopped_and_hanging_run_ends_with_the_same_bits(runs):
+def test_a_killed_stopped_and_hanging_run_ends_with_the_same_bits(runs, tmp_path):
     done = runs.train(
         "disturbed",
         "alone",
-        "recovery.hang_seconds=6",  # longer than the report of an exception takes on a busy machine
+        "recovery.hang_seconds=600",
         *faults(
             {"kind": "kill", "at_step": 8},
             {"kind": "stop", "at_step": 15, "phase": "backward"},
             {"kind": "hang", "at_step": 21, "phase": "optimizer"},
             {"kind": "exception", "at_step": 27},
         ),
+        prepare=partial(find_injected_hangs_at_once, tmp_path),
     )
     assert done.returncode == 0, done.stderr
     assert_same_run(runs.run_dir("disturbed"), runs.undisturbed("alone"))
@@ -102,7 +107,7 @@ def test_a_killed_stopped_and_hanging_run_ends_with_the_same_bits(runs):
         ("exception", 27, "forward"),
     ]
     final = runs.events("disturbed", "goodput")[-1]
-    assert final["final"] and final["attempts"] == 5 and final["seconds"]["lost"] > 12, "two hangs of six seconds"
+    assert final["final"] and final["attempts"] == 5
     assert set(final["seconds"]) == set(GOODPUT_PARTS) and min(final["seconds"].values()) > 0
 
 
@@ -163,7 +168,7 @@ def test_a_preempted_run_saves_and_the_same_command_resumes(runs, layout, number
     process = runs.start(name, layout)
     wait_for_step(runs.run_dir(name), 4)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate()
     assert process.returncode == REQUEUE_CODE, output
     stopped = open_checkpoint(resolve(runs.run_dir(name))).step
     assert 4 <= stopped < STEPS and f"stopped at step {stopped}" in output
@@ -204,7 +209,7 @@ def test_a_second_signal_aborts_the_save_and_loses_nothing_else(runs, layout):
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode != 0 and "Traceback" not in output, output
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=600)
     assert alive == []
     assert open_checkpoint(resolve(runs.run_dir(name))).step == 6
     assert runs.train(name, layout).returncode == 0
@@ -222,7 +227,7 @@ def test_the_next_command_waits_for_ranks_of_a_killed_supervisor(runs, layout):
     done = runs.train(name, layout)
     assert done.returncode == 0, done.stderr
     assert "waiting for the previous run" in done.stdout
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert psutil.wait_procs(children, timeout=600)[1] == []
     process.communicate()
     assert_same_run(runs.run_dir(name), runs.undisturbed(layout))
 

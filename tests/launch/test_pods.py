@@ -23,7 +23,7 @@ PORT = 9464
 ASK = f"""
 import sys, urllib.error, urllib.request
 try:
-    print(urllib.request.urlopen("http://127.0.0.1:{PORT}" + sys.argv[1], timeout=10).status)
+    print(urllib.request.urlopen("http://127.0.0.1:{PORT}" + sys.argv[1], timeout=600).status)
 except urllib.error.HTTPError as error:
     print(error.code)
 except OSError:

@@ -29,7 +29,7 @@ def environment(tmp_path_factory):
 
 def run_json(environment, *command):
     """Run a command; return it and the JSON lines that its processes printed."""
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200, check=False)
     return done, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 

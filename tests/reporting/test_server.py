@@ -24,7 +24,7 @@ def server(tmp_path) -> Iterator[ReportServer]:
 
 
 def ask(server: ReportServer, path: str, host: str | None = None) -> tuple[int, str, dict[str, str]]:
-    connection = HTTPConnection("127.0.0.1", int(server.url.rstrip("/").rpartition(":")[2]), timeout=30)
+    connection = HTTPConnection("127.0.0.1", int(server.url.rstrip("/").rpartition(":")[2]), timeout=1200)
     connection.request("GET", path, headers={} if host is None else {"Host": host})
     answer = connection.getresponse()
     found = answer.status, answer.read().decode(), dict(answer.getheaders())

@@ -20,7 +20,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import IO
 
-_TIMEOUT = 300.0
+_TIMEOUT = 1200.0  # seconds: only a command that hangs takes so long, on any machine
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -116,6 +116,7 @@ class StartedCommand:
         output: file for the stream; None for a pipe, ``stdout``.
         errors: file for standard error, if it is not to be in that stream.
         env: environment variables; None for those of this process.
+        prepare: called in the new process before the command, as by ``hlat``.
 
     Attributes:
         stdout: the stream as text, if it is a pipe.
@@ -127,10 +128,11 @@ class StartedCommand:
         output: IO[str] | None = None,
         errors: IO[str] | None = None,
         env: Mapping[str, str] | None = None,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         self._words = [str(argument) for argument in arguments]
         reads, writes = os.pipe() if output is None else (-1, output.fileno())
-        self._process = _fork(self._words, writes, writes if errors is None else errors.fileno(), env, None)
+        self._process = _fork(self._words, writes, writes if errors is None else errors.fileno(), env, None, prepare)
         if output is None:
             os.close(writes)
             self.stdout = os.fdopen(reads, encoding="utf-8", errors="replace")

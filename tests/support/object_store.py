@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ import urllib.request
 from pathlib import Path
 
 import boto3
+
+from tests.support.launch.ports import free_port
 
 SERVER = Path(__file__).with_name("s3_server.py")
 
@@ -22,9 +23,7 @@ class ObjectStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "objects" / "corpus").mkdir(parents=True)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -59,7 +58,7 @@ class ObjectStore:
             [sys.executable, str(SERVER), str(self.folder), str(self.port)], stdout=log, stderr=log
         )
         log.close()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while not self._answers():
             assert self._process.poll() is None, (self.folder / "server.log").read_text()
             assert time.monotonic() < deadline

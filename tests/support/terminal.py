@@ -22,7 +22,7 @@ from time import monotonic, sleep
 
 from rich.cells import cell_len
 
-_PATIENCE = 240.0  # seconds after which a test gives up
+_PATIENCE = 1200.0  # seconds after which a test gives up
 _CONTROL = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
 _CUT = re.compile(r"\x1b(\[[0-9;?]*)?$")
 

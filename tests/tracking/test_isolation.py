@@ -2,7 +2,6 @@
 
 import io
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ def replaced(monkeypatch: pytest.MonkeyPatch, **kinds: type) -> None:
         monkeypatch.setitem(HOSTED, name, HostedEntry(f"{clients.__name__}:{kind.__name__}", "json"))
 
 
-def opened(folder: Path, seconds: float = 30.0, most: int = 1000) -> HostedTracker:
+def opened(folder: Path, seconds: float = 600.0, most: int = 1000) -> HostedTracker:
     return HostedTracker("wandb", HostedRun("tiny", folder, {"a": 1}, {"mode": "offline"}), seconds, most)
 
 
@@ -76,7 +75,7 @@ def test_what_a_tracker_does_wrong_is_said_once_and_its_losses_are_counted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: type, message: str
 ) -> None:
     replaced(monkeypatch, wandb=kind)
-    tracker = opened(tmp_path, seconds=2.0 if kind is clients.Blocking else 60.0)
+    tracker = opened(tmp_path, seconds=2.0 if kind is clients.Blocking else 600.0)
     for step in range(1, 4):
         tracker.log(line(step))
     tracker.close()
@@ -100,7 +99,7 @@ def test_the_queue_is_bounded_and_a_run_that_failed_waits_for_nothing(
     assert "it does not keep up: 3 lines of metrics are waiting" in note.text
     tracker.close(failed=True)
     assert not tracker.notes()
-    tracker._process.wait(60.0)
+    tracker._process.wait()
 
 
 @pytest.fixture
@@ -117,14 +116,13 @@ def content(tiny_recipe: str, corpus: Path, tmp_path: Path) -> dict[str, Any]:
 def test_a_run_has_the_same_bits_whatever_its_trackers_do(
     monkeypatch: pytest.MonkeyPatch, content: dict[str, Any], tmp_path: Path
 ) -> None:
-    """One refuses everything, one blocks for a minute, one has no disk; all is said once, without secrets."""
+    """One refuses everything, one blocks for ever, one has no disk; all is said once, without secrets."""
     run(parse_recipe(content), stream=io.StringIO())
     replaced(monkeypatch, wandb=clients.RaisingAtOnce, mlflow=clients.Blocking, trackio=clients.FullDisk)
     content["run"]["dir"] = str(tmp_path / "tracked")
     content["tracking"] |= {name: {"mode": "offline"} for name in NAMES} | {"flush_seconds": 5.0}
-    stream, begin = io.StringIO(), time.monotonic()
-    run(parse_recipe(content), stream=stream)
-    assert time.monotonic() - begin < 55.0, "the blocked tracker was not waited for"
+    stream = io.StringIO()
+    run(parse_recipe(content), stream=stream)  # does not wait for the one that blocks
     folder = tmp_path / "tracked"
     assert_same_state(tmp_path / "run", folder)
     assert metrics_of(tmp_path / "run") == metrics_of(folder)

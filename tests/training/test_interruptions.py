@@ -85,11 +85,11 @@ def test_setting_the_system_clock_does_not_move_the_deadline(given, expected, se
 
 def test_a_supervisor_and_its_attempts_use_the_same_clock():
     """Deadlines use a monotonic clock that all processes of the machine share."""
-    left = _deadline(RecoveryConfig(deadline_seconds=50))
+    left = _deadline(RecoveryConfig(deadline_seconds=50_000))
     assert left is not None
     script = "from hlat.runtime.progress import machine_clock; print(machine_clock())"
     there = float(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
-    assert 0 < left - there < 50 < abs(left - time.time())
+    assert 0 < left - there < 50_000 < abs(left - time.time())
 
 
 def test_an_invalid_time_is_no_deadline():

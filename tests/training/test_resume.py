@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from hlat.checkpoint.protocol.reader import open_checkpoint, resolve
 from hlat.training.start import run_lock
 from tests.support.checkpoint.saved_states import assert_equal
 from tests.support.commands import StartedCommand
+from tests.support.held import wait_for_a_stop_after
 from tests.support.same_runs import assert_same_run, events_of, metrics_of, newest
 
 # The first stage of the ramp ends with step 8; step 3 has a NaN and is skipped; steps 8 and 16 are validated.
@@ -98,14 +100,14 @@ def straight(finished, tmp_path):
 
 
 def test_a_run_interrupted_by_ctrl_c_saves_and_resumes(recipe_file, quick, straight, tmp_path, cli):
-    """Saves and snapshots are written beside training."""
+    """Saves and snapshots are written beside training; no step follows the seventh before the signal has come."""
     options = [*quick, f"checkpoint.local={{dir: {tmp_path}/memory, every_seconds: 1.0e-9}}"]
-    process = StartedCommand("train", recipe_file, *options)
+    process = StartedCommand("train", recipe_file, *options, prepare=partial(wait_for_a_stop_after, 7))
     for line in process.stdout:
         if "step 5/40" in line:
             process.send_signal(signal.SIGINT)
             break
-    rest = process.communicate(timeout=120)[0]
+    rest = process.communicate()[0]
     assert process.returncode == 128 + signal.SIGINT, rest
     assert "the same command goes on" in rest and "Traceback" not in rest
     [stopped] = [event["step"] for event in events_of(tmp_path / "run", "end")]
@@ -130,7 +132,7 @@ def test_a_run_killed_at_random_times_resumes_bitwise(recipe_file, tiny, straigh
         time.sleep(rng.uniform(0.0, 1.0))
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr
     assert_same_run(straight, tmp_path / "run")
 

@@ -21,8 +21,8 @@ from hlat.training import start as lock
 from hlat.training.start import run_lock
 
 
-def hold(folder: Path, seconds: float, launcher: int | None = None, dies: bool = False) -> int:
-    """Start a process that holds the lock for some seconds, or whose child does if it dies; return its id."""
+def hold(folder: Path, launcher: int | None = None, dies: bool = False) -> int:
+    """Start a process that holds the lock until the file ``go`` is there, or whose child does if it dies."""
     (folder / "run").mkdir(exist_ok=True)
     child = os.fork()
     if child == 0:
@@ -31,7 +31,8 @@ def hold(folder: Path, seconds: float, launcher: int | None = None, dies: bool =
         with run_lock(folder / "run"):
             if not dies or os.fork() == 0:  # inherits the lock, like a saver process
                 (folder / "held").touch()
-                time.sleep(seconds)
+                while not (folder / "go").exists():
+                    time.sleep(0.01)
             os._exit(0)
     while not (folder / "held").exists():
         time.sleep(0.01)
@@ -54,9 +55,14 @@ def gone() -> int:
 
 @pytest.mark.parametrize("dies", [True, False], ids=["it is gone", "its launcher is gone"])
 def test_a_previous_run_that_is_ending_is_waited_for_with_one_message(tmp_path, dies):
-    holder = hold(tmp_path, 1.0, None if dies else gone(), dies)
+    holder = hold(tmp_path, None if dies else gone(), dies)
     said: list[str] = []
-    with run_lock(tmp_path / "run", said.append):
+
+    def say(text: str) -> None:
+        said.append(text)
+        (tmp_path / "go").touch()
+
+    with run_lock(tmp_path / "run", say):
         assert len(said) == 1 and f"pid {holder} on" in said[0]
         assert f"pid {os.getpid()} on" in (tmp_path / "run" / ".lock").read_text()
     if not dies:
@@ -65,7 +71,7 @@ def test_a_previous_run_that_is_ending_is_waited_for_with_one_message(tmp_path, 
 
 @pytest.mark.parametrize("launcher", [None, os.getpid()], ids=["alone", "with a launcher"])
 def test_a_running_process_is_not_waited_for(tmp_path, launcher):
-    holder = hold(tmp_path, 60.0, launcher)
+    holder = hold(tmp_path, launcher)
     try:
         with pytest.raises(LaunchError, match=rf"another process \(pid {holder} on .*\) is training"):
             run_lock(tmp_path / "run", pytest.fail).__enter__()
@@ -74,7 +80,7 @@ def test_a_running_process_is_not_waited_for(tmp_path, launcher):
 
 
 def test_the_wait_for_the_lock_is_limited(tmp_path):
-    holder = hold(tmp_path, 60.0, gone())
+    holder = hold(tmp_path, gone())
     try:
         with pytest.raises(LaunchError, match="is training in it"):
             run_lock(tmp_path / "run", print, patience=0.3).__enter__()

@@ -6,15 +6,16 @@ In every case, a restart finds a valid checkpoint that is at most one save old, 
 import errno
 import shutil
 import threading
-import time
 from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
 import torch
 
+from hlat.checkpoint.format import tensor_files
 from hlat.checkpoint.format.filesystem import Disk
 from hlat.checkpoint.format.tensor_files import replicated_chunks
 from hlat.checkpoint.protocol.reader import verify_checkpoint
@@ -172,20 +173,19 @@ def test_a_protocol_without_file_sync_would_fail(make_folders: Callable[[str], t
     assert verify_checkpoint(root / "step-00000003")
 
 
-def test_an_error_in_one_file_stops_writing_the_others(tmp_path: Path) -> None:
+def test_an_error_in_one_file_stops_writing_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writing stops soon on a full disk: the other files end with the tensor being written."""
+    stop = threading.Event()
+    monkeypatch.setattr(tensor_files, "threading", SimpleNamespace(Event=lambda: stop))
 
     class OneFileFails(Disk):
         def __init__(self) -> None:
-            self.failed = threading.Event()
             self.later_writes = 0
 
         def write(self, file: FileIO, data: memoryview) -> int:
             if "optimizer" in str(file.name):
-                self.failed.set()
                 raise OSError(errno.EIO, "broken")
-            self.failed.wait(60)
-            time.sleep(0.1)  # long enough for the other thread to handle its error and set the flag
+            assert stop.wait(600), "the thread with the error sets the flag"
             self.later_writes += 1
             return super().write(file, data)
 

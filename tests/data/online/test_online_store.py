@@ -59,7 +59,7 @@ class Run:
 
     def end(self) -> str:
         """Wait for the end; return everything printed."""
-        rest, _ = self.process.communicate(timeout=120)
+        rest, _ = self.process.communicate(timeout=1200)
         return "".join(self.lines) + rest
 
 

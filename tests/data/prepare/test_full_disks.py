@@ -25,7 +25,7 @@ def test_a_preparation_resumes_after_a_file_size_limit(
     """The limit is hit while the tokenizer, a unit or a shard is written; EFBIG stands for every storage error."""
     out, config = tmp_path / "out", data_config(large, **LARGE)
     process = start(config, out, f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, -1))")
-    message, trace = process.communicate(timeout=60)
+    message, trace = process.communicate(timeout=1200)
     assert process.returncode == StorageError.exit_code, trace
     assert f"{out}" in message and "File too large" in message and "data.prepared_dir" in message
     assert not [file for file in out.rglob("*.tmp") if file.is_file()]

@@ -16,13 +16,23 @@ from hlat.data.prepared.prepared_folder import open_prepared
 from hlat.runtime.errors import DataError
 from hlat.runtime.helper_process import HelperProcess
 from tests.support.data.corpora import documents, tree, write_jsonl
-from tests.support.data.preparing import LARGE, Watched, data_config, finished_units, start, wait, watch_units, workers
+from tests.support.data.preparing import (
+    LARGE,
+    STUCK,
+    Watched,
+    data_config,
+    finished_units,
+    start,
+    wait,
+    watch_units,
+    workers,
+)
 
 pytestmark = pytest.mark.usefixtures("small_units")
 
 
 def _have_ended(processes: list[psutil.Process]) -> bool:
-    _, alive = psutil.wait_procs(processes, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=600)
     return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -45,14 +55,14 @@ def test_a_killed_preparation_resumes_to_the_same_bytes(
     when: str | int,
 ) -> None:
     out, config = tmp_path / "out", data_config(large, **LARGE)
-    process = start(config, out)
+    process = start(config, out, STUCK)
     if isinstance(when, int):
         wait(lambda: len(finished_units(out)) >= when, process)
     else:
         wait((out / "partial" / when).exists, process)
     workers = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal_number)
-    process.wait(timeout=30)
+    process.wait(timeout=1200)
     process.communicate()
     assert process.returncode != 0
     assert _have_ended(workers), "a worker outlives its parent"
@@ -110,7 +120,7 @@ def test_finished_units_of_another_preparation_are_never_deleted(
     large: Path, small: Path, tmp_path: Path, reference: dict[str, bytes]
 ) -> None:
     out = tmp_path / "out"
-    process = start(data_config(large, **LARGE), out)
+    process = start(data_config(large, **LARGE), out, STUCK)
     wait(lambda: finished_units(out), process)
     process.kill()
     process.wait()

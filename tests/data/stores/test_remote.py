@@ -212,7 +212,7 @@ def test_https_needs_a_trusted_certificate(small: Path, tmp_path: Path, local: d
     program += "from hlat.data.prepare.preparation import prepare\n"
     program += "prepare(DataConfig.model_validate_json(sys.argv[1]), sys.argv[2], workers=1)"
     command = [sys.executable, "-c", program, data_config(url).model_dump_json(), str(tmp_path / "out")]
-    subprocess.run(command, check=True, env={**os.environ, "SSL_CERT_FILE": str(certificate)}, timeout=60)
+    subprocess.run(command, check=True, env={**os.environ, "SSL_CERT_FILE": str(certificate)}, timeout=1200)
     with pytest.raises(DataError, match=rf"{url}: cannot be read: .*[Cc]ertificate.*self-signed"):
         list_files(data_config(url), tmp_path)
     server.shutdown()
@@ -358,7 +358,7 @@ try:
 except DataError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], check=True, timeout=1200, capture_output=True, text=True)
     protocol = url.partition("://")[0]
     expected = f"{url}: {protocol}:// needs a package that is not installed: {install_command(extra)}"
     assert done.stdout.strip() == expected
@@ -382,7 +382,7 @@ from hlat.data.corpus_files import list_files
 list_files(DataConfig(path={str(small)!r}), Path({str(tmp_path)!r}))
 assert not [name for name in ("fsspec", "s3fs", "aiohttp", "gcsfs") if name in sys.modules]
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=1200)
 
 
 def test_a_cache_too_small_for_the_online_streams_is_refused_at_the_start(memory: Any, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from pathlib import Path
 from unittest.mock import patch
 
@@ -68,7 +67,7 @@ def way(request: pytest.FixtureRequest) -> Confinement:
     return way_called(request.param)
 
 
-def passes(way: Confinement, program: str, tests: str = "", seconds: int = 60) -> bool:
+def passes(way: Confinement, program: str, tests: str = "", seconds: int = 600) -> bool:
     return sandbox._judge(way, program, tests, Limits(seconds))
 
 
@@ -84,7 +83,7 @@ def test_where_nothing_confines_programs_none_is_executed_and_none_counts_as_fai
         pass_at_k(["f()"], [[touch]], [1])
     assert not (tmp_path / "made").exists()
     with unconfined_execution():
-        assert run_program(touch)
+        assert run_program(touch, Limits(600))
     assert (tmp_path / "made").exists()
     with pytest.raises(LaunchError):
         run_program(touch)
@@ -114,11 +113,9 @@ def test_other_ends_are_failures(name: str) -> None:
 
 
 def test_endless_programs_are_ended() -> None:
-    begin = time.monotonic()
     assert not run_program("while True: pass", Limits(seconds=1))
-    assert not run_program("import time; time.sleep(60)", Limits(seconds=1))
+    assert not run_program("import time; time.sleep(1e6)", Limits(seconds=1))
     assert not run_program("def f(): return 1", Limits(seconds=1), tests="f()\nwhile True: pass")
-    assert time.monotonic() - begin < 60  # of the 60 s of one of them
 
 
 @pytest.mark.parametrize("name", SOME_ESCAPES)
@@ -206,7 +203,7 @@ def possible(way: Confinement, home: Path) -> list[str]:
 def test_a_folder_is_removed_whatever_the_program_did(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with unconfined_execution():
-        assert run_program("import os\nfor i in range(1500): os.mkdir('d'); os.chdir('d')")
+        assert run_program("import os\nfor i in range(1500): os.mkdir('d'); os.chdir('d')", Limits(600))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -219,7 +216,10 @@ def test_what_a_program_does_to_the_verdict_without_a_sandbox_aborts_no_evaluati
     holder = f"if os.fork() == 0:\n  os.setsid()\n  open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
     with unconfined_execution():
         assert not run_program(opened + "os.write(verdict, b'\\xff')")
-        assert not run_program(opened + holder + "  time.sleep(100)", Limits(seconds=1))
+        for seconds in (1, 10, 100, 1000):  # on a busy machine the holder may be started later
+            assert not run_program(opened + holder + "  time.sleep(1e6)", Limits(seconds))
+            if (tmp_path / "pid").exists():
+                break
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # it still held the verdict's pipe
 
 
@@ -334,15 +334,16 @@ for error, action in ((StopIteration, lambda: next(single)), (ValueError, fail),
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_a_program_returns_or_raises_aborts_no_evaluation_and_passes_no_test(name: str) -> None:
     program, tests = FAULTS[name]
-    assert not run_program(program, Limits(60), tests=tests)
+    assert not run_program(program, Limits(600), tests=tests)
 
 
 def test_a_value_of_the_tests_that_cannot_be_passed_is_reported_and_not_counted_as_a_failure() -> None:
     with pytest.raises(DataError, match="a value of type function"):
-        run_program("def f(g): return g(1)", tests="try:\n    f(lambda x: x)\nexcept Exception:\n    pass")
+        run_program("def f(g): return g(1)", Limits(600), tests="try:\n    f(lambda x: x)\nexcept Exception:\n    pass")
 
 
-def test_pass_at_k_runs_the_programs_with_their_tests() -> None:
+def test_pass_at_k_runs_the_programs_with_their_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "Limits", lambda: Limits(600))  # a busy machine may need longer than its limit
     programs = ["def f():\n    return 1\n", "def f():\n    return 2\n"]
     assert pass_at_k(["assert f() == 1", "assert f() == 3"], [programs, programs], [1, 2]) == {
         "pass@1": 0.25,

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 import hlat as program
 from hlat.evaluation.responses import ResponseCache
 from hlat.runtime.errors import LaunchError
-from tests.support.commands import StartedCommand, hlat
+from tests.support.commands import hlat
 from tests.support.evaluation.text_model import write_text_model
 
 pytest.importorskip("lm_eval", reason="the extra [eval] is not installed")
@@ -83,16 +82,21 @@ def test_two_processes_answer_as_one(
                 assert a == b or float(a[0][0]) == pytest.approx(float(b[0][0]), abs=1e-4)
 
 
+def _end_after_a_response() -> None:
+    add = ResponseCache.add
+
+    def add_and_end(cache: ResponseCache, responses: dict[str, object]) -> None:
+        add(cache, responses)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    ResponseCache.add = add_and_end  # type: ignore[method-assign, assignment]
+
+
 def test_a_killed_evaluation_goes_on_with_the_same_results_and_computes_nothing_twice(
     folder: Path, suite_file: Path, data_files: Path, tmp_path: Path, whole: Path
 ) -> None:
     command = words(folder, suite_file, data_files, tmp_path, "--batch-rows", "2", "--batch-tokens", "32")
-    with (tmp_path / "log").open("w") as log:
-        started = StartedCommand(*command, output=log)
-        while not stored(tmp_path) and started.poll() is None:
-            time.sleep(0.002)
-        os.kill(started.pid, signal.SIGKILL)
-        started.wait()
+    assert hlat(*command, prepare=_end_after_a_response).returncode == -signal.SIGKILL
     before = stored(tmp_path)
     assert 0 < len(before) < len(stored(whole)), "killed halfway"
     assert not (tmp_path / "results.json").exists()

@@ -11,8 +11,11 @@ import pytest
 
 from hlat.config.sections.operation import RecoveryConfig
 from hlat.launch import Supervision, Voice, launch_forked, supervise, worker_context
+from hlat.launch.supervision import supervisor
 from hlat.resilience import (
     HEARTBEAT_FOLDER,
+    Goodput,
+    Watchdog,
     WorldSizePolicy,
     record_durable_step,
     record_run_id,
@@ -24,6 +27,7 @@ from hlat.runtime.errors import DataError, StateLostError, StorageError
 from hlat.runtime.process import REQUEUE_CODE
 from hlat.runtime.progress import enter_phase
 from hlat.runtime.storage.run_folder import EARLIER_ATTEMPT_ENV, ID_NAME
+from tests.support.held import ahead_in_hangs
 from tests.support.launch.launching import wait_for, wait_until, wait_until_gone
 
 
@@ -87,7 +91,7 @@ def raises(error):
 def dies(signal_number):
     def work(folder):
         os.kill(os.getpid(), signal_number)
-        time.sleep(60)
+        time.sleep(1e6)
 
     return work
 
@@ -96,7 +100,7 @@ def hangs(folder):
     enter_phase("backward")
     enter_phase("forward")  # a phase that it has been through before
     (folder / "hangs").write_text(os.environ[HEARTBEAT_FOLDER])
-    time.sleep(60)
+    time.sleep(1e6)
     return 1
 
 
@@ -143,7 +147,7 @@ DURING = {
 
 def prepares(folder):
     (folder / "ready").touch()
-    time.sleep(60)
+    time.sleep(1e6)
     return 1
 
 
@@ -225,14 +229,18 @@ def test_a_run_that_saves_between_failures_continues(tmp_path):
     assert run.supervise() == 0 and run.attempts == 6
 
 
-def test_a_hang_is_recorded_with_its_stack_and_restarted(tmp_path):
-    run = Run(tmp_path, "hangs", "stopped", hang_seconds=2.0)  # a busy machine has paused the last attempt for 0.5 s
+def test_a_hang_is_recorded_with_its_stack_and_restarted(tmp_path, monkeypatch):
+    def is_hung(beat):
+        return (tmp_path / "hangs").exists() and beat.pid == int((tmp_path / "attempt-0").read_text())
+
+    monkeypatch.setattr(Watchdog, "check", ahead_in_hangs(is_hung))
+    run = Run(tmp_path, "hangs", "stopped", hang_seconds=600.0)
     # The watchdog has learned the duration of a forward pass in the first attempt.
     assert run.supervise() == 0 and run.attempts == 3
     first, second = run.events("hang")
     assert (first["rank"], first["phase"], first["step"]) == (0, "forward", 1)
     assert "in hangs" in first["stack"] and "time.sleep" not in first["stack"]
-    assert "in hangs" in Path(first["stacks"]).read_text() and first["seconds"] > 2.0
+    assert "in hangs" in Path(first["stacks"]).read_text() and first["seconds"] > 600.0
     assert second["why"] == "stopped by a signal" and "in work" in second["stack"]
     wait_until_gone(int((tmp_path / "attempt-1").read_text()))
 
@@ -244,13 +252,23 @@ def test_the_next_attempt_starts_after_leftover_writers_finish(tmp_path):
     assert written <= second
 
 
-def test_goodput_accounts_for_every_second(tmp_path):
+def test_goodput_accounts_for_every_second(tmp_path, monkeypatch):
+    accounts = []
+
+    class Recorded(Goodput):
+        def __init__(self, now):
+            super().__init__(now)
+            accounts.append((now, self))
+
+    monkeypatch.setattr(supervisor, "Goodput", Recorded)
     run, before = Run(tmp_path, "killed", "bug", saved=(1, None)), time.monotonic()
     run.supervise()
-    total = time.monotonic() - before
+    after = time.monotonic()
     (final,) = [event["seconds"] for event in run.events("goodput") if event["final"]]
     assert set(final) == set(GOODPUT_PARTS) and all(value >= 0 for value in final.values())
-    assert total - 0.5 < sum(final.values()) <= total, "except the time to create and remove a folder"
+    [(begin, account)] = accounts
+    assert before <= begin and account.accounted_until <= after
+    assert sum(final.values()) == pytest.approx(account.accounted_until - begin, abs=1e-2)
     assert final["waiting"] >= 0.05 + 0.1, "the backoff before the restarts"
     assert len(run.messages) == 1 and run.messages[0].startswith("time "), "a short run has no share"
 
@@ -260,10 +278,10 @@ def test_goodput_accounts_for_every_second(tmp_path):
 )
 def test_a_preempted_run_saves_and_exits_for_requeue(tmp_path, signal_number):
     run = Run(tmp_path, "saves")
-    supervisor = _in_background(run)
+    process = _in_background(run)
     wait_for(tmp_path / "ready")
-    os.kill(supervisor, signal_number)
-    assert _exit_code(supervisor) == REQUEUE_CODE
+    os.kill(process, signal_number)
+    assert _exit_code(process) == REQUEUE_CODE
     assert (tmp_path / "saved").exists() and run.attempts == 1
 
 
@@ -273,36 +291,36 @@ def test_a_preempted_run_saves_and_exits_for_requeue(tmp_path, signal_number):
 @pytest.mark.parametrize("who", ["supervisor", "worker"])
 def test_preemption_before_training_also_exits_for_requeue(tmp_path, signal_number, who):
     run = Run(tmp_path, "prepares")
-    supervisor = _in_background(run)
+    process = _in_background(run)
     wait_for(tmp_path / "ready")
-    os.kill(supervisor if who == "supervisor" else int((tmp_path / "attempt-0").read_text()), signal_number)
-    assert _exit_code(supervisor) == REQUEUE_CODE and run.attempts == 1
+    os.kill(process if who == "supervisor" else int((tmp_path / "attempt-0").read_text()), signal_number)
+    assert _exit_code(process) == REQUEUE_CODE and run.attempts == 1
 
 
 def test_a_run_stopped_during_backoff_is_not_restarted(tmp_path):
-    run = Run(tmp_path, "killed", backoff_seconds=60.0)
-    supervisor = _in_background(run)
+    run = Run(tmp_path, "killed", backoff_seconds=1e5)
+    process = _in_background(run)
     wait_until(lambda: bool(run.events("goodput")))
-    os.kill(supervisor, signal.SIGTERM)
-    assert _exit_code(supervisor) == REQUEUE_CODE and run.attempts == 1
+    os.kill(process, signal.SIGTERM)
+    assert _exit_code(process) == REQUEUE_CODE and run.attempts == 1
 
 
 def test_ctrl_c_ends_a_worker_without_handlers(tmp_path):
     run = Run(tmp_path, "hangs")
-    supervisor = _in_background(run)
+    process = _in_background(run)
     wait_for(tmp_path / "hangs")
     worker = int((tmp_path / "attempt-0").read_text())
-    os.kill(supervisor, signal.SIGINT)
+    os.kill(process, signal.SIGINT)
     wait_until_gone(worker)
-    assert _exit_code(supervisor) == 130
+    assert _exit_code(process) == 130
 
 
 def test_a_worker_does_not_outlive_a_killed_supervisor(tmp_path):
     run = Run(tmp_path, "hangs")
-    supervisor = _in_background(run)
+    process = _in_background(run)
     wait_for(tmp_path / "hangs")
-    os.kill(supervisor, signal.SIGKILL)
-    assert _exit_code(supervisor) == -signal.SIGKILL
+    os.kill(process, signal.SIGKILL)
+    assert _exit_code(process) == -signal.SIGKILL
     wait_until_gone(int((tmp_path / "attempt-0").read_text()))
     assert not Path((tmp_path / "hangs").read_text()).parent.exists(), "nor do the heartbeats"
 

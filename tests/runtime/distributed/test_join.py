@@ -1,7 +1,6 @@
 """Joining a run: a single process joins nothing, and failures of the rendezvous give precise errors."""
 
 import os
-import socket
 from datetime import timedelta
 
 import pytest
@@ -13,6 +12,7 @@ from hlat.runtime.distributed.host_collectives import AsyncMax, HostGroup
 from hlat.runtime.distributed.join import check_consistent, join_run, joined_run, leave_run
 from hlat.runtime.errors import HlatError, LaunchError
 from hlat.runtime.process import LAUNCHER_ENV
+from tests.support.launch.ports import free_port
 
 
 @pytest.fixture
@@ -24,6 +24,13 @@ def store(monkeypatch):
     for name, value in {**environment, "TORCHELASTIC_USE_AGENT_STORE": True}.items():
         monkeypatch.setenv(name, str(value))
     return server
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """On a busy machine it takes long to connect: only the wait for the other process is short."""
+    connect = rendezvous._client
+    monkeypatch.setattr(rendezvous, "_client", lambda *place: connect(*place, timedelta(minutes=10)))
 
 
 @pytest.fixture
@@ -60,7 +67,7 @@ def test_the_maximum_of_a_single_process_is_its_value():
         maximum.result()
 
 
-def test_missing_processes_are_counted(store):
+def test_missing_processes_are_counted(store, patient):
     with pytest.raises(LaunchError, match=r"only 1 of 2 processes joined.*WORLD_SIZE, MASTER_ADDR and MASTER_PORT"):
         join_run("cpu")
     assert not dist.is_initialized()
@@ -68,7 +75,7 @@ def test_missing_processes_are_counted(store):
         join_run("cpu")  # the second attempt does not count as a second rank 0
 
 
-def test_two_processes_with_the_same_rank_are_refused(store, monkeypatch):
+def test_two_processes_with_the_same_rank_are_refused(store, patient, monkeypatch):
     monkeypatch.setenv(LAUNCHER_ENV, str(os.getpid()))  # a store of one attempt: torchrun's has the keys of others
     with pytest.raises(LaunchError, match=r"only 1 of 2"):
         join_run("cpu")
@@ -78,9 +85,8 @@ def test_two_processes_with_the_same_rank_are_refused(store, monkeypatch):
 
 
 def test_an_unreachable_store_is_named(store, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    monkeypatch.setenv("MASTER_PORT", str(port))  # no process listens there any more
+    port = free_port()
+    monkeypatch.setenv("MASTER_PORT", str(port))
     with pytest.raises(LaunchError, match=rf"cannot reach rank 0 at MASTER_ADDR=127.0.0.1 MASTER_PORT={port}"):
         join_run("cpu")
 

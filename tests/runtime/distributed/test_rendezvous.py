@@ -23,6 +23,7 @@ from hlat.runtime.distributed.network import (
 from hlat.runtime.distributed.rendezvous import Rendezvous, ask_for_round
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.process import RankInfo
+from tests.support.launch.ports import free_port
 
 IPV6 = (
     Path("/proc/net/if_inet6").exists() and "00000000000000000000000000000001" in Path("/proc/net/if_inet6").read_text()
@@ -32,7 +33,7 @@ IPV6 = (
 @pytest.fixture
 def server(monkeypatch):
     """A store that anybody may write to."""
-    monkeypatch.setattr(rendezvous, "ARRIVAL_TIMEOUT", timedelta(seconds=20))
+    monkeypatch.setattr(rendezvous, "ARRIVAL_TIMEOUT", timedelta(seconds=600))
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
@@ -172,19 +173,17 @@ def test_a_signature_depends_on_boundaries_and_repr_hides_the_key():
     "host", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.skipif(not IPV6, reason="no IPv6"))]
 )
 def test_rank_0_listens_on_the_given_address_only(host, monkeypatch):
-    every, family = ("::", socket.AF_INET6) if IPV6 else ("", socket.AF_INET)
-    with socket.create_server((every, 0), family=family, dualstack_ipv6=IPV6) as probe:
-        port = probe.getsockname()[1]  # nobody else's on any address
+    port = free_port()
     with listen(host, port) as listener:
         assert listener.getsockname()[:2] == (host, port)
-        assert wait_until_reachable(host, port, 5.0) == (host, host)
-    monkeypatch.setattr(rendezvous, "ARRIVAL_TIMEOUT", timedelta(seconds=5))
+        assert wait_until_reachable(host, port, 600.0) == (host, host)
+    monkeypatch.setattr(rendezvous, "ARRIVAL_TIMEOUT", timedelta(seconds=600))
     store = rendezvous._serve(host, port)
     store.set("a", "b")
     assert rendezvous._client(host, port, 1).get("a") == b"b"
     others = {str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)} - {host}
     for address in others:
-        with pytest.raises(OSError), socket.create_connection((address, port), 2.0):
+        with pytest.raises(OSError), socket.create_connection((address, port), 600.0):
             pass
 
 
@@ -196,7 +195,7 @@ def test_another_machines_address_is_refused(monkeypatch):
 @pytest.mark.parametrize("listens", [False, True], ids=["nobody listens", "the listener is silent"])
 def test_a_helper_gives_up_soon_on_a_store_that_has_gone(monkeypatch: pytest.MonkeyPatch, listens: bool):
     """Found by killing a supervisor before the savers had connected: the ranks waited 20 minutes for them."""
-    with listen("127.0.0.1", 0) as listener:
+    with listen("127.0.0.1", free_port()) as listener:
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(listener.getsockname()[1]))
         monkeypatch.setattr(rendezvous, "_HELPER_TIMEOUT", timedelta(seconds=1))
@@ -207,10 +206,9 @@ def test_a_helper_gives_up_soon_on_a_store_that_has_gone(monkeypatch: pytest.Mon
 
 
 def test_a_client_waits_until_the_server_listens():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(wait_until_reachable, "127.0.0.1", port, 60.0)
+        found = pool.submit(wait_until_reachable, "127.0.0.1", port, 600.0)
         time.sleep(0.5)
         with listen("127.0.0.1", port):
             assert found.result() == ("127.0.0.1", "127.0.0.1")

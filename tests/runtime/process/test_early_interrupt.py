@@ -32,7 +32,7 @@ def test_nothing_of_hlat_is_loaded_before_the_handler_but_the_entry_point() -> N
         "import os, re, signal, sys; before = set(sys.modules); from hlat.command import main\n"
         "signal.signal = lambda number, handler: sys.exit(' '.join(sorted(set(sys.modules) - before)))\nmain()"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=1200, check=False)
     assert done.stderr.split() == ["hlat", "hlat.command"]
 
 
@@ -46,7 +46,7 @@ def test_nothing_of_hlat_is_loaded_before_the_handler_but_the_entry_point() -> N
 def test_a_signal_at_an_import_is_one_line(sent: signal.Signals, number: str) -> None:
     """``inside`` is at the first import of the module that the handler asks; the others are numbers of imports."""
     words = [sys.executable, "-c", PROGRAM, number, str(int(sent)), "check", "quickstart"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=1200, check=False)
     assert (done.returncode, done.stdout) == (128 + sent, ""), done.stderr
     what = "interrupted" if sent == signal.SIGINT else "SIGTERM"
     assert done.stderr.splitlines() == [f"{what}: nothing had been started"]
@@ -57,7 +57,7 @@ def test_a_process_of_a_run_leaves_sigterm_to_its_launcher(monkeypatch: pytest.M
     assert LAUNCHER_ENV in command._LAUNCHERS
     monkeypatch.setenv(LAUNCHER_ENV, "1")
     words = [sys.executable, "-c", PROGRAM, "12", str(int(signal.SIGTERM)), "check", "quickstart"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=1200, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGTERM, "", "")
 
 
@@ -74,7 +74,7 @@ def test_sigterm_after_the_checks_of_a_run_and_before_its_supervisor(
     recipe_file: Path, tiny: list[str], tmp_path: Path
 ) -> None:
     words = [sys.executable, "-c", GAP, "train", str(recipe_file), *tiny]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=1200, check=False)
     assert (done.returncode, done.stderr) == (143, "SIGTERM: nothing had been started\n"), done.stdout
     assert not (tmp_path / "run").exists()
 
@@ -98,7 +98,7 @@ def test_sigterm_after_the_supervisor_of_a_run_says_nothing_of_nothing_being_sta
     recipe_file: Path, tiny: list[str]
 ) -> None:
     words = [sys.executable, "-c", AFTER, "train", str(recipe_file), *tiny]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=1200, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGTERM, ""), done.stdout
 
 
@@ -117,7 +117,7 @@ assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
 
 
 def test_a_verb_that_has_begun_says_nothing_of_nothing_being_started() -> None:
-    done = subprocess.run([sys.executable, "-c", READY], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", READY], capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -141,6 +141,6 @@ def test_sigterm_in_a_process_that_works_says_to_run_the_command_again(
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "0")
     program = [sys.executable, "-c", IN_A_WORKER, *words.split()]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 75, (done.stdout, done.stderr)
     assert done.stderr == "SIGTERM: ended before the first step; run the same command again\n"

@@ -236,7 +236,7 @@ def test_a_killed_side_leaves_no_process_and_no_half_file_and_the_other_is_told(
         assert found, "it had a helper"
         for pid in found:
             with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
-                psutil.Process(pid).wait(60)
+                psutil.Process(pid).wait(600)
         assert not [pid for pid in found if _runs(pid)]
     else:
         told, left = found

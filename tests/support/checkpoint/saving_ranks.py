@@ -6,7 +6,6 @@ step, is detected. Tests can block the disks that savers write to.
 
 import fcntl
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 
+from hlat.checkpoint import step_of_path
 from hlat.checkpoint.async_saver import AsyncSaver, run_saver
 from hlat.checkpoint.format.filesystem import Disk
 from hlat.checkpoint.format.tensor_files import TensorChunk, replicated_chunks
@@ -35,7 +35,9 @@ from hlat.runtime.storage.run_folder import hold_run_folder
 from hlat.training.start import run_lock
 from tests.support.checkpoint.saved_states import assert_equal, state
 from tests.support.commands import forking
+from tests.support.launch.ports import free_port
 
+LONG = 600.0  # seconds: only what hangs takes so long, on any machine
 ROWS = 24_000  # of 16 bytes each: more than a file's write buffer on each rank
 
 
@@ -140,12 +142,14 @@ class BlockedTiers:
         return iter(())
 
 
-class SlowDisk(Disk):
-    """Disk that writes few bytes at a time, slowly."""
+class HalfwayDisk(Disk):
+    """Disk that writes few bytes at a time, and waits after the first of a file for a file ``go-<step>``."""
 
     def write(self, file: FileIO, data: memoryview) -> int:
-        time.sleep(0.002)
-        return super().write(file, data[: max(1, len(data) // 8)])
+        path = Path(os.fsdecode(file.name))
+        written = super().write(file, data[: max(1, len(data) // 8)])
+        wait_until((path.parent.parent.parent / f"go-{step_of_path(path)}").exists)
+        return written
 
 
 @contextmanager
@@ -172,10 +176,7 @@ def run_ranks(
             script.
         hang_seconds: time limit of savers without a sign of life.
     """
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = int(server.getsockname()[1])
-    pairs = [forking().Pipe() for _ in range(world)]
+    port, pairs = free_port(), [forking().Pipe() for _ in range(world)]
     members = [
         forking().Process(
             target=_rank,
@@ -203,7 +204,7 @@ def run_ranks(
         yield members, [ours for ours, _ in pairs]
     finally:
         for member in members:
-            member.join(60)
+            member.join(LONG)
             if member.is_alive():
                 member.kill()
                 member.join()
@@ -247,7 +248,7 @@ def _rank(
 def assert_succeeded(members: list[Any]) -> None:
     """Check that every rank has completed its script."""
     for member in members:
-        member.join(60)
+        member.join(LONG)
     assert [member.exitcode for member in members] == [0] * len(members)
 
 
@@ -262,10 +263,10 @@ def is_locked(folder: Path) -> bool:
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
-    """Wait until a condition is true, for a minute at most."""
-    deadline = time.monotonic() + 60
+    """Wait until a condition is true, for ten minutes at most."""
+    deadline = time.monotonic() + LONG
     while not happened():
-        assert time.monotonic() < deadline, "the condition did not become true within a minute"
+        assert time.monotonic() < deadline, "the condition did not become true within ten minutes"
         time.sleep(0.01)
 
 

@@ -25,9 +25,9 @@ class ThreadRanks(HostGroup):
 
     def all_gather(self, value: T) -> list[T]:
         self._table[self.rank] = value
-        self._meeting.wait(60)
+        self._meeting.wait(600)
         values = list(self._table)
-        self._meeting.wait(60)
+        self._meeting.wait(600)
         return values
 
     def gather(self, value: T) -> list[T] | None:

@@ -12,7 +12,6 @@ is started anew, since the other ranks may be waiting for the one that left. If 
 import faulthandler
 import os
 import signal
-import socket
 import tempfile
 import time
 import traceback
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.commands import forking
+from tests.support.launch.ports import free_port
 
 _ALONE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _TIMEOUT = 300.0  # seconds without a message from any rank: a deadlock
@@ -50,7 +50,11 @@ class Pool:
     def run(self, world: int, job: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Run a job on ``world`` ranks; return the results by rank."""
         assert world <= self.size
-        port = self._new_port()
+        # Ranks distinguish two worlds on one port by counting the worlds that they joined, and that number differs
+        # between ranks if an earlier world was smaller.
+        while (port := free_port()) in self._ports:
+            pass
+        self._ports.add(port)
         pipes = self._pipes[:world]
         for rank, pipe in enumerate(pipes):
             pipe.send((rank, world, port, job, arguments))
@@ -70,20 +74,6 @@ class Pool:
                     raise JobFailed(f"rank {rank} of {world}: {value}")
                 results[rank] = value
         return [results[rank] for rank in range(world)]
-
-    def _new_port(self) -> int:
-        """Return a free port that no earlier job used.
-
-        Ranks distinguish two worlds on one port by counting the worlds that they joined, and that number differs
-        between ranks if an earlier world was smaller.
-        """
-        while True:
-            with socket.socket() as server:
-                server.bind(("127.0.0.1", 0))
-                port = int(server.getsockname()[1])
-            if port not in self._ports:
-                self._ports.add(port)
-                return port
 
     def _stacks(self, world: int) -> str:
         """Dump the stacks of all threads of the ranks."""

@@ -1,6 +1,7 @@
 """A supervisor of one host with ranks that need no torch: ``python -m tests.support.launch.host_worker FOLDER ...``.
 
-host_worker supervise FOLDER NODE LEAST:MOST HANG_SECONDS     as ``hlat train --nodes`` does
+host_worker supervise FOLDER NODE LEAST:MOST HANG_SECONDS     as ``hlat train --nodes`` does; fixed limits of silence
+                                                              are HANG_SECONDS too if that is longer
 host_worker rank FOLDER                                       a rank: steps until the file ``finish`` exists
 """
 
@@ -15,9 +16,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from hlat.config.sections.operation import RecoveryConfig
-from hlat.launch import worker_context
+from hlat.launch import hosts_job, worker_context
 from hlat.launch.hosts_job import supervise_host
 from hlat.launch.local_processes import RankPlaces
+from hlat.launch.supervision import agent, cluster_attempts, remote_ranks
 from hlat.launch.supervision.agent import HostPlace, HostRun
 from hlat.launch.supervision.supervisor import Supervision, Voice
 from hlat.resilience import record_durable_step, record_run_id, set_step_counter
@@ -25,6 +27,8 @@ from hlat.runtime.process import LAUNCHER_ENV
 from hlat.runtime.progress import enter_phase
 
 NPROC = 2
+LIMITS = [(remote_ranks, "_SHORT_SILENCE"), (remote_ranks, "_LONGEST_SILENCE"), (cluster_attempts, "_ALIVE")]
+LIMITS += [(agent, "_LEADER_SILENCE"), (hosts_job, "_ALIVE_SECONDS")]
 
 
 class Workers:
@@ -105,6 +109,8 @@ def launch(folder: Path, places: RankPlaces, environment: Mapping[str, str], rep
 
 def supervise(folder: Path, node: int, nodes: str, hang_seconds: float) -> int:
     """Supervise two ranks of a host."""
+    for module, name in LIMITS:
+        setattr(module, name, max(getattr(module, name), hang_seconds))
     least, _, most = nodes.partition(":")
 
     def examine() -> list[str]:

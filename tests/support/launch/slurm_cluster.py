@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.launch.ports import free_port
+
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "squeue")
 _SETTINGS = """\
 ClusterName=tests
@@ -62,7 +64,7 @@ def cluster(folder: Path, machines: int) -> Iterator[dict[str, str]]:
     for name in ("state", "spool", "munge"):
         (folder / name).mkdir(parents=True)
     host, cores = socket.gethostname().partition(".")[0], os.cpu_count()
-    ports = _free_ports(machines + 1)
+    ports = [free_port() for _ in range(machines + 1)]
     nodes = "\n".join(
         f"NodeName=n{i} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1 + i]} CPUs={cores} RealMemory=1000"
         for i in range(machines)
@@ -134,14 +136,6 @@ def kill_machine(environment: dict[str, str], name: str) -> None:
 def start_machine(environment: dict[str, str], name: str) -> None:
     """Start a machine that was killed."""
     subprocess.run(["slurmd", "-N", name], env=environment, check=True, capture_output=True)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(listener.getsockname()[1]) for listener in sockets]
-    for listener in sockets:
-        listener.close()
-    return ports
 
 
 def _wait_for_machines(environment: dict[str, str], machines: int) -> None:

@@ -7,7 +7,6 @@ hlat_on_neuron("train", ...)  --fork--> the command, whose ranks have the device
 import json
 import multiprocessing
 import os
-import socket
 import subprocess
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.commands import forking, hlat
+from tests.support.launch.ports import free_port
 from tests.support.neuron.rules import allowing
 
 FAULT_ENV = "HLAT_STAND_IN_FAULT"
@@ -53,7 +53,7 @@ def on_neuron(
     Raises:
         RankError: of the first rank that failed by itself.
     """
-    port = _free_port()
+    port = free_port()
     processes, ends = [], []
     for rank in range(world):
         ours, theirs = multiprocessing.Pipe()
@@ -172,8 +172,3 @@ def _places(rank: int, world: int, port: int) -> dict[str, str]:
         return {}
     numbers = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
     return {"MASTER_ADDR": "127.0.0.1", **{name: str(number) for name, number in numbers.items()}}
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

@@ -5,12 +5,12 @@ recipe, ranks -> hlat.training.run on each rank -> run folder, and rank 0's log 
 
 import json
 import os
-import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.support.commands import forking
+from tests.support.launch.ports import free_port
 
 PEAK = 3.0e9
 """Peak FLOP/s of a process."""
@@ -36,7 +36,7 @@ class PhaseLog:
 
 def train(content: dict[str, Any], world: int, folder: Path) -> list[tuple[str, float]]:
     """Run a recipe on ``world`` ranks; return the entries of rank 0's phase log."""
-    phase_log, port = folder / "phase_log.json", _free_port()
+    phase_log, port = folder / "phase_log.json", free_port()
     ranks = [forking().Process(target=_rank, args=(content, rank, world, port, phase_log)) for rank in range(world)]
     for process in ranks:
         process.start()
@@ -49,12 +49,6 @@ def train(content: dict[str, Any], world: int, folder: Path) -> list[tuple[str, 
             process.join()
     assert codes == [0] * world, codes
     return [(phase, start) for phase, start in json.loads(phase_log.read_text())]
-
-
-def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
 
 
 def _rank(content: dict[str, Any], rank: int, world: int, port: int, file: Path) -> None:

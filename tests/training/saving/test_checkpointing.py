@@ -3,6 +3,7 @@
 import json
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,8 @@ import torch
 
 from hlat.checkpoint.protocol.reader import open_checkpoint, resolve, verify_checkpoint
 from tests.support.commands import StartedCommand
+from tests.support.held import slow_disks_wait_for
+from tests.support.launch.launching import wait_until
 
 FAULT = "faults=[{{kind: {kind}, at_step: {at_step}, steps: {steps}, seconds: {seconds}}}]"
 
@@ -141,10 +144,10 @@ def test_a_failed_last_save_is_an_error(cli, recipe_file, quick, tmp_path, backg
     assert again.returncode == 0 and "resumed at step 10" in again.stdout, again.stderr
 
 
-def start(recipe_file, quick, tmp_path, *more):
+def start(recipe_file, quick, tmp_path, *more, prepare=None):
     """Start the command; its output goes to a file."""
     with (tmp_path / "said").open("w") as said:
-        return StartedCommand("train", recipe_file, *quick, *more, output=said)
+        return StartedCommand("train", recipe_file, *quick, *more, output=said, prepare=prepare)
 
 
 def savers_of(process):
@@ -152,30 +155,23 @@ def savers_of(process):
     return [rank.children()[0] for rank in psutil.Process(process.pid).children()]
 
 
-def wait_until(happened):
-    deadline = time.monotonic() + 120
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen in two minutes"
-        time.sleep(0.01)
-
-
 def test_a_second_signal_ends_the_wait_for_the_last_save_but_not_the_save(recipe_file, quick, tmp_path):
-    """The saver is stopped meanwhile: the save does not end before the second signal."""
+    """The disk answers after the end of the run alone: the save does not end before the second signal."""
     # 17 M parameters: a smaller run writes its last checkpoint itself.
     large = ["model.layers=1", "model.intermediate_size=180000", "batch.global_batch=1", "batch.micro_batch=1"]
     endless = ["checkpoint.every_steps=1000000", "training.steps=1000000", *large]
     # Without a supervisor, which would end the savers too at the second signal.
-    process = start(recipe_file, quick, tmp_path, *endless, *fault("slow_disk", 1), "--no-supervisor")
+    endless += ["--no-supervisor", *fault("slow_disk", 1)]
+    process = start(recipe_file, quick, tmp_path, *endless, prepare=partial(slow_disks_wait_for, tmp_path / "go"))
     wait_until(lambda: "step 5/" in (tmp_path / "said").read_text())
     [saver] = psutil.Process(process.pid).children()
     process.send_signal(signal.SIGTERM)
     wait_until(lambda: list(tmp_path.glob("run/checkpoints/.staging-step-*")))
-    saver.suspend()
     time.sleep(1.1)  # a signal within a second of the first counts as the same request
     process.send_signal(signal.SIGTERM)
-    assert process.wait(300) == 130, (tmp_path / "said").read_text()
+    assert process.wait() == 130, (tmp_path / "said").read_text()
     assert not list(tmp_path.glob("run/checkpoints/step-*")), "nobody waited for it"
-    saver.resume()
+    (tmp_path / "go").touch()
     wait_until(lambda: not saver.is_running())
     [checkpoint] = (tmp_path / "run" / "checkpoints").iterdir()
     assert verify_checkpoint(checkpoint) == []
@@ -184,10 +180,12 @@ def test_a_second_signal_ends_the_wait_for_the_last_save_but_not_the_save(recipe
 @pytest.mark.parametrize("nproc", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_after_the_loss_of_a_saver_the_rank_saves_itself(recipe_file, quick, tmp_path, cli, finished, nproc):
     every = ["checkpoint.every_steps=5", "checkpoint.keep_last=99", "training.log_every=1", "--nproc", str(nproc)]
-    process = start(recipe_file, quick, tmp_path, *every, *fault("slow_disk", 5, seconds=0.3))
+    hold = partial(slow_disks_wait_for, tmp_path / "go")
+    process = start(recipe_file, quick, tmp_path, *every, *fault("slow_disk", 5), prepare=hold)
     wait_until(lambda: list(tmp_path.glob("run/checkpoints/.staging-step-00000005-*")))
     savers_of(process)[-1].kill()
-    assert process.wait(300) == 0, (tmp_path / "said").read_text()
+    (tmp_path / "go").touch()
+    assert process.wait() == 0, (tmp_path / "said").read_text()
     lost = events_of(tmp_path / "run", "saver_lost")
     assert nproc - 1 in [event["rank"] for event in lost]
     assert "written by the ranks themselves from here on" in (tmp_path / "said").read_text()
@@ -219,6 +217,6 @@ def test_a_signal_while_a_save_is_waited_for_loses_nothing(recipe_file, quick, t
     process = start(recipe_file, quick, tmp_path, *run, *fault("slow_disk", 1, steps=99, seconds=7))
     wait_until(lambda: "step 9/" in (tmp_path / "said").read_text())
     process.send_signal(signal.SIGTERM)
-    assert process.wait(300) == 75, (tmp_path / "said").read_text()
+    assert process.wait() == 75, (tmp_path / "said").read_text()
     [end] = events_of(tmp_path / "run", "end")
     assert checkpoints_of(tmp_path / "run")[-1:] == steps(end["step"]) and end["reason"] == "SIGTERM"

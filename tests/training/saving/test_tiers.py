@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ import pytest
 
 from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
+from tests.support.launch.ports import free_port
 from tests.support.object_store import ObjectStore
 from tests.support.same_runs import assert_same_run
 
@@ -175,9 +175,7 @@ def test_an_unavailable_object_store_does_not_stop_the_run(cli, recipe_file, qui
 
 def on_two_machines(cli, *arguments: str) -> list[subprocess.CompletedProcess[str]]:
     """Run one process on each of two machines, as torchrun would start them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
 
     def start(rank: int) -> subprocess.CompletedProcess[str]:
         place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": rank}
