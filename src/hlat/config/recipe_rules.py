@@ -15,7 +15,16 @@ from typing import Any
 from hlat.config.errors import Problem
 from hlat.config.layout_checks import Rule, Unavailable, Values, batches, divisors
 from hlat.config.layout_rules import LAYOUT_RULES, ROUNDING_RULES
-from hlat.config.sections.model import ARCHITECTURES, OPTIONS, ModelConfig, architecture_entry
+from hlat.config.sections.model import (
+    ARCHITECTURES,
+    FULL_ATTENTION,
+    OPTIONS,
+    SLIDING_ATTENTION,
+    Llama3Scaling,
+    ModelConfig,
+    Scaling,
+    architecture_entry,
+)
 from hlat.config.sections.operation import FaultConfig
 from hlat.config.sections.training import ZERO_BUBBLE, compile_obstacle
 from hlat.runtime.storage.object_stores import why_not_writable
@@ -215,12 +224,34 @@ def _kv_heads(v: Values) -> Iterator[Problem]:
         yield _wrong(v, "model.kv_heads", f"{heads} query heads cannot be shared out evenly over it.", remedy)
 
 
+def _layers(v: Values) -> Iterator[Problem]:
+    layers, types = v("model.layers"), v("model.layer_types")
+    for path in ("model.layer_types", "model.rope_layers"):
+        if v(path) is not None and len(v(path)) > layers:
+            yield _wrong(v, path, f"has {len(v(path))} entries, and the model {layers} layers.", "Give a pattern.")
+    has_window = types is None or SLIDING_ATTENTION in types
+    if types is not None and has_window and v("model.sliding_window") is None:
+        reason = "is missing, and model.layer_types names layers that have one."
+        yield _wrong(v, "model.sliding_window", reason, f"Set it, or use only {FULL_ATTENTION}.")
+    if v("model.sliding_window") is not None and not has_window:
+        reason = f"model.layer_types gives no layer a window: none is {SLIDING_ATTENTION}."
+        yield _wrong(v, "model.sliding_window", reason, "Remove one of the two.")
+    elif v("model.local_rope") is not None and v("model.sliding_window") is None:
+        reason = "is that of layers with a sliding window, and there are none."
+        yield _wrong(v, "model.local_rope", reason, "Remove it, or set model.sliding_window.")
+
+
 def _rope_scaling(v: Values) -> Iterator[Problem]:
-    scaling = v("model.rope.scaling")
-    if scaling is not None and scaling.kind == "llama3" and scaling.low_freq_factor >= scaling.high_freq_factor:
+    local = v("model.local_rope")
+    yield from _ordered("model.rope.scaling", v("model.rope.scaling"))
+    yield from _ordered("model.local_rope.scaling", None if local is None else local.scaling)
+
+
+def _ordered(path: str, scaling: Scaling | None) -> Iterator[Problem]:
+    if isinstance(scaling, Llama3Scaling) and scaling.low_freq_factor >= scaling.high_freq_factor:
         reason = f"must lie above low_freq_factor {scaling.low_freq_factor}."
         yield Problem(
-            "model.rope.scaling.high_freq_factor",
+            f"{path}.high_freq_factor",
             reason,
             "Llama 3.1 uses 1 and 4.",
             scaling.high_freq_factor,
@@ -368,7 +399,7 @@ def _wrong_fault(number: int, name: str, value: Any, reason: str, remedy: str) -
     return Problem(f"faults.{number}.{name}", reason, remedy, value, True)
 
 
-MODEL_RULES: tuple[Rule, ...] = (_architecture, _heads, _kv_heads, _rope_scaling)
+MODEL_RULES: tuple[Rule, ...] = (_architecture, _heads, _kv_heads, _layers, _rope_scaling)
 RULES: tuple[Rule, ...] = (
     *MODEL_RULES,
     *DATA_RULES,

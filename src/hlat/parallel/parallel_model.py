@@ -336,7 +336,7 @@ def _build_stage(
         model = Decoder(recipe.model, shard)
     replace_parameters(model, lambda parameter: parameter.to(mode.weights))
     model.compute = mode.compute
-    model.window = recipe.model.window(recipe.data.sequence_length)
+    model.longest = recipe.data.sequence_length
     # The order follows the head of this file: hooks are attached to modules before they are compiled and sharded.
     if recipe.precision.mode == "fp8":
         for block in model.blocks():

@@ -83,7 +83,7 @@ def test_bytes_of_a_blocks_passes_are_those_of_real_tensors(mode: str, policy: s
         torch.nn.init.normal_(parameter, std=0.02)
     if POLICIES[policy]:
         block.forward = RecomputingForward(block, POLICIES[policy], LastRecomputed())  # type: ignore[method-assign]
-    tables = Rope(model).tables([(0, LENGTH)], torch.device("cpu"))
+    tables = Rope(model.rope, model.n_head_dim).tables([(0, LENGTH)], torch.device("cpu"))
     x = torch.randn(ROWS, LENGTH, model.hidden_size, dtype=dtypes.compute, requires_grad=True)
     tracker = tracking(*block.parameters(), *tables, x)
     before = tracker.total
