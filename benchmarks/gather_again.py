@@ -66,7 +66,7 @@ def measure(runtime, contents, turns):
         with Allocated() as allocated:
             loss = stage(ids, ids)
         time.sleep(0.1)  # until gloo's thread frees messages
-        tables = stage.rope.tables(((0, 1),), ids.device)
+        tables = [table for rope in stage.ropes.values() for table in rope.tables(((0, 1),), ids.device)]
         bytes_.append(allocated.alive([loss, ids, *tables, *stage.parameters()]))
         loss.backward()
         counted.append(plan_activations(recipe, stage.shard, runtime.world, 0, "cpu").saved)

@@ -42,7 +42,9 @@ def saved(model: Decoder, positions: torch.Tensor | None = None) -> tuple[torch.
     ids = tokens()
     with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         loss = model(ids, ids, positions=positions)
-    tables = {t.untyped_storage().data_ptr() for t in model.rope.tables(((0, 1),), ids.device)}
+    tables = {
+        t.untyped_storage().data_ptr() for rope in model.ropes.values() for t in rope.tables(((0, 1),), ids.device)
+    }
     return loss, sum(storage.nbytes() for address, storage in kept.items() if address not in known | tables)
 
 

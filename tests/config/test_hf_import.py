@@ -1,5 +1,6 @@
 """config.json files of transformers 4 and 5: what they mean, and everything in them that we refuse."""
 
+import json
 from typing import Any
 
 import pytest
@@ -110,6 +111,61 @@ def test_families() -> None:
     assert model(attention_bias=True).qkv_bias
 
 
+FAMILY_FILES: tuple[dict[str, Any], ...] = (
+    {"model_type": "olmo3"},
+    {"model_type": "olmo3", "sliding_window": 64, "max_position_embeddings": 64, "rope_theta": 500000.0},
+    {
+        "model_type": "olmo3",
+        "layer_types": ["full_attention"] * 3 + ["sliding_attention"] * 4,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    },
+    {
+        "model_type": "olmo3",
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 70.0},
+        },
+    },
+    {"model_type": "gemma3_text"},
+    {"model_type": "gemma3_text", "sliding_window_pattern": 2, "rope_local_base_freq": 50.0, "rope_theta": 60.0},
+    {"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "query_pre_attn_scalar": 32},
+    {
+        "model_type": "gemma3_text",
+        "head_dim": 32,
+        "layer_types": ["sliding_attention", "full_attention"] * 3 + ["full_attention"],
+    },
+    {"model_type": "smollm3"},
+    {"model_type": "smollm3", "no_rope_layer_interval": 3, "tie_word_embeddings": False, "rope_theta": 9.0},
+    {"model_type": "smollm3", "no_rope_layers": [1, 0, 0, 1, 1, 0, 0]},
+    {"model_type": "ministral"},
+    {"model_type": "ministral", "sliding_window": None},
+    {"model_type": "ministral", "sliding_window": 12, "layer_types": ["sliding_attention"] * 6 + ["full_attention"]},
+)
+
+
+@pytest.mark.parametrize("fields", FAMILY_FILES, ids=str)
+def test_layers_are_those_of_transformers(fields: dict[str, Any]) -> None:
+    """Window, frequencies and rotation of each layer; sizes; whatever of it a file leaves out."""
+    auto = pytest.importorskip("transformers").AutoConfig
+    content = LLAMA | {"num_hidden_layers": 7, "num_key_value_heads": 2, "pad_token_id": None} | fields
+    library = auto.for_model(**json.loads(json.dumps(content)))
+    read = ModelConfig.model_validate(hf_to_model(content))
+    for index in range(read.layers):
+        kind = read.layer_kind(index)
+        has_window = getattr(library, "layer_types", [""] * 7)[index] == "sliding_attention"
+        assert kind.window == (library.sliding_window if has_window else None)
+        assert (kind.rope is None) == (not getattr(library, "no_rope_layers", [1] * 7)[index])
+        if kind.rope is not None:
+            ropes = library.rope_parameters
+            theirs = ropes if "rope_theta" in ropes else ropes[library.layer_types[index]]
+            assert kind.rope.theta == theirs["rope_theta"]
+            assert getattr(kind.rope.scaling, "factor", None) == theirs.get("factor")
+    assert read.tie_embeddings == library.tie_word_embeddings and read.norm_eps == library.rms_norm_eps
+    if "gemma" in fields["model_type"]:
+        assert (read.query_pre_attn_scalar or read.n_head_dim) == library.query_pre_attn_scalar
+        assert read.n_head_dim == library.head_dim
+
+
 def test_everything_wrong_is_said_at_once() -> None:
     found = problems(
         model_type="gpt2",
@@ -144,7 +200,7 @@ def test_everything_wrong_is_said_at_once() -> None:
         "tie_word_embeddings",
         "num_key_value_heads",
     }
-    assert "llama, mistral, olmo2, qwen2, qwen3" in found["model_type"]
+    assert "gemma3_text, llama, ministral, mistral, olmo2, olmo3, qwen2, qwen3, smollm3" in found["model_type"]
     assert "'longrope'" in found["rope_scaling.rope_type"] and "dynamic, yarn" in found["rope_scaling.rope_type"]
 
 
@@ -169,6 +225,18 @@ def test_everything_wrong_is_said_at_once() -> None:
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"model_type": "qwen2"}, "num_key_value_heads"),
         ({"model_type": "olmo2", "attention_bias": True}, "attention_bias"),
+        ({"model_type": "olmo3", "rope_theta": 10000.0}, "rope_theta"),
+        ({"model_type": "olmo3", "rope_parameters": {"rope_type": "default"}}, "rope_parameters"),
+        ({"model_type": "olmo3", "sliding_window": None, "layer_types": ["sliding_attention"] * 2}, "layer_types"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers"),
+        ({"model_type": "smollm3", "attention_bias": True}, "attention_bias"),
+        ({"model_type": "smollm3", "use_sliding_window": True, "sliding_window": 8}, "sliding_window"),
+        ({"model_type": "gemma3_text", "hidden_activation": "silu"}, "hidden_activation"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"model_type": "gemma3_text", "final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 0}, "sliding_window_pattern"),
+        ({"model_type": "gemma3_text", "query_pre_attn_scalar": "x"}, "query_pre_attn_scalar"),
         ({"head_dim": -1}, "head_dim"),
         ({"dtype": "int8"}, "dtype"),
         ({"layer_types": 5}, "layer_types"),
@@ -190,11 +258,16 @@ _JSON = st.recursive(
 _FIELDS = (
     *LLAMA, *LLAMA3, "num_key_value_heads", "head_dim", "max_position_embeddings", "initializer_range",
     "attention_bias", "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "hidden_act", "mlp_bias",
-    "layer_types", "attention_dropout", "quantization_config", "sliding_window", "use_sliding_window",
+    "layer_types", "no_rope_layers", "query_pre_attn_scalar", "sliding_window_pattern", "model_type",
+    "attention_dropout", "quantization_config", "sliding_window", "use_sliding_window",
     "dtype", "torch_dtype",
 )  # fmt: skip
-_ROPE = st.dictionaries(st.sampled_from([*LLAMA3, *YARN, "type", "mscale", "truncate", "rope_theta"]), _JSON)
-_KINDS = st.sampled_from(["llama", "mistral", "qwen2", "qwen3", "default", "linear", "llama3", "yarn", "dynamic"])
+_ROPE = st.dictionaries(
+    st.sampled_from([*LLAMA3, *YARN, "rope_type", "type", "mscale", "truncate", "rope_theta"]), _JSON
+)
+_FAMILIES = ("llama", "mistral", "olmo3", "smollm3", "gemma3_text", "qwen2", "qwen3")
+_SCALINGS = ("default", "linear", "llama3", "yarn", "dynamic")
+_KINDS = st.sampled_from([*_FAMILIES, *_SCALINGS, "sliding_attention", "full_attention"])
 
 
 @given(changes=st.dictionaries(st.sampled_from(_FIELDS), _JSON | _ROPE | _KINDS | st.lists(_KINDS)))

@@ -91,7 +91,9 @@ def saved_bytes(config: ModelConfig, tokens: torch.Tensor, mode: str) -> int:
     model.compute = MODES[mode].compute
     model(tokens[:, :2])  # creates the tables
     known = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    known |= {t.untyped_storage().data_ptr() for t in model.rope.tables(((0, 1),), tokens.device)}
+    known |= {
+        t.untyped_storage().data_ptr() for rope in model.ropes.values() for t in rope.tables(((0, 1),), tokens.device)
+    }
     kept: dict[int, torch.UntypedStorage] = {}
 
     def record(tensor: torch.Tensor) -> torch.Tensor:

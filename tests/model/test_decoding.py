@@ -12,7 +12,15 @@ from hlat.model import decoding as step
 from hlat.model.architectures.base import NormPlace
 from hlat.model.decoding import compile_step
 from tests.model.test_parity import distance, longest_path
-from tests.support.model.families import FAMILIES, config_of, float64_norms, our_model, tokens_of, twin
+from tests.support.model.families import (
+    FAMILIES,
+    WITHOUT_STEP,
+    config_of,
+    float64_norms,
+    our_model,
+    tokens_of,
+    twin,
+)
 from tests.support.model.kernel_cases import same_bits, torch_only
 
 pytest.importorskip("transformers", reason="the extra [hf] is not installed")
@@ -20,7 +28,7 @@ CPU, B = torch.device("cpu"), torch.bfloat16
 pytestmark = pytest.mark.skipif(
     decode.decoding_library(CPU, torch.float32, 64) is None, reason="no AVX2, or no C compiler"
 )
-FUSION = [(family, coalesce) for family in FAMILIES for coalesce in (True, False)]
+FUSION = [(family, coalesce) for family in FAMILIES if family not in WITHOUT_STEP for coalesce in (True, False)]
 
 
 class Counted:
@@ -123,7 +131,7 @@ def test_a_mask_says_what_each_row_attends_to(family: str) -> None:
     place = torch.arange(length)
     for index in range(length):
         mask = torch.stack([(place[: index + 1] >= min(each, index)) for each in padding])
-        cache.attend_to(mask[:, None])
+        cache.attend_to(dict.fromkeys(model.windows, mask[:, None]))
         positions = (index - torch.tensor(padding)).clamp(min=0)[:, None]
         found = model.hidden(tokens_BS[:, index : index + 1], cache=cache, positions=positions)
     for row, each in enumerate(padding):
@@ -149,6 +157,7 @@ def test_what_has_no_step_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> N
     assert compile_step(our_model(config, torch.float64)) is None
     with torch_only():
         assert compile_step(model) is None
+    assert all(compile_step(our_model(config_of(family))) is None for family in WITHOUT_STEP)
     monkeypatch.setattr(step, "norm_place", lambda config: None)
     assert compile_step(model) is None, "an architecture that says nothing about its norms"
 

@@ -54,11 +54,11 @@ def test_a_prompt_in_chunks_of_any_size_gives_the_same_logits(family: str, chunk
 def test_all_layers_of_a_call_share_one_mask_and_the_next_call_has_its_own() -> None:
     cache = cache_for(config_of("mistral-window"), 8)
     cache.advance(3)
-    first, second = (cache.layer(index).mask(2, 3) for index in (0, 1))
+    first, second = (cache.layer(index, 3).mask(2) for index in (0, 1))
     assert first is second and first.tolist() == [[False, True, True, True, False], [False, False, True, True, True]]
     cache.advance(2)
-    assert cache.layer(0).mask(2, 3).shape == (2, 7)
-    assert cache.layer(0).mask(1, 3).tolist() == [[False, False, False, True, True, True]]
+    assert cache.layer(0, 3).mask(2).shape == (2, 7)
+    assert cache.layer(0, 3).mask(1).tolist() == [[False, False, False, True, True, True]]
 
 
 @torch.no_grad()

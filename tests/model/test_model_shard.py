@@ -83,7 +83,7 @@ def test_outputs_of_tensor_parallel_shards_add_up_to_the_complete_block(family: 
     full = our_model(config, torch.float64)
     initialise(collect_local_parameters(full), config, seed=5)
     x = torch.randn(2, 8, config.hidden_size, dtype=torch.float64)
-    tables = full.rope.tables(((0, 8),), x.device)
+    tables = full.ropes[config.rope].tables(((0, 8),), x.device)
     attention, feed_forward = torch.zeros_like(x), torch.zeros_like(x)
     for index in range(tensor_count):
         shard = Decoder(config, ModelShard(index, tensor_count)).double()

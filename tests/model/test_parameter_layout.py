@@ -105,7 +105,7 @@ def test_a_shard_of_complete_groups_is_a_smaller_model(family: str, ranks: int) 
     if config.n_kv_heads % ranks or block.sharded_norms():  # a norm over all heads needs a sum over the ranks
         ranks = 1
     x = torch.randn(2, 8, config.hidden_size, dtype=torch.float64)
-    tables = model.rope.tables(((0, 8),), x.device)
+    tables = model.ropes[config.rope].tables(((0, 8),), x.device)
     expected = block.attention(x, tables), block.feed_forward(x)
     weights = {name: p.detach() for name, p in block.named_parameters()}
     outputs = []

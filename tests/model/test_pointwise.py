@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hlat.model.pointwise import rms_norm, rotate, swiglu, swiglu_fused
+from hlat.model.pointwise import gated, gated_fused, rms_norm, rotate
 
 
 def leaf(*shape: int) -> torch.Tensor:
@@ -33,17 +33,17 @@ def test_rotate_is_a_rotation_and_matches_its_numerical_derivative() -> None:
 def test_swiglu_matches_torch_and_its_numerical_derivative() -> None:
     gate_up = leaf(2, 3, 2, 5)
     gate, up = gate_up.unbind(-2)
-    torch.testing.assert_close(swiglu_fused(gate_up), F.silu(gate) * up, rtol=1e-12, atol=1e-12)
-    assert torch.equal(swiglu_fused(gate_up), swiglu(gate, up))
-    assert torch.autograd.gradcheck(swiglu_fused, (gate_up,))
-    assert torch.autograd.gradcheck(swiglu, (leaf(2, 5), leaf(3, 5)[:2]))
+    torch.testing.assert_close(gated_fused(gate_up), F.silu(gate) * up, rtol=1e-12, atol=1e-12)
+    assert torch.equal(gated_fused(gate_up), gated(gate, up))
+    assert torch.autograd.gradcheck(gated_fused, (gate_up,))
+    assert torch.autograd.gradcheck(gated, (leaf(2, 5), leaf(3, 5)[:2]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_every_operation_returns_the_dtype_of_its_input(dtype: torch.dtype) -> None:
     x, weight = leaf(2, 4, 8).detach().to(dtype).requires_grad_(), leaf(8).detach().to(dtype).requires_grad_()
     angle = torch.randn(4, 4)
-    outputs = [rms_norm(x, weight, 1e-5), rotate(x, angle.cos(), angle.sin()), swiglu(x, x)]
+    outputs = [rms_norm(x, weight, 1e-5), rotate(x, angle.cos(), angle.sin()), gated(x, x)]
     assert [out.dtype for out in outputs] == [dtype] * 3
     sum(out.float().sum() for out in outputs).backward()
     assert x.grad.dtype == dtype

@@ -261,7 +261,7 @@ class RecomputingForward:
     def __call__(
         self,
         x_BSD: torch.Tensor,
-        tables: RopeTables,
+        tables: RopeTables | None,
         cache: LayerCache | None = None,
         document_mask: DocumentMask | None = None,
     ) -> torch.Tensor:
@@ -290,7 +290,11 @@ class RecomputingForward:
 
 
 def _attention(
-    block: DecoderBlock, run: _Forward, x_BSD: torch.Tensor, tables: RopeTables, document_mask: DocumentMask | None
+    block: DecoderBlock,
+    run: _Forward,
+    x_BSD: torch.Tensor,
+    tables: RopeTables | None,
+    document_mask: DocumentMask | None,
 ) -> torch.Tensor:
     attention = block.attention
     normed = run.step("attention_input", lambda x: _run_pre_hooks(attention, block.before_attention(x)), x_BSD)

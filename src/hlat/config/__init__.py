@@ -39,7 +39,7 @@ __getattr__ = lazily(
         "sections.base": "OwnPart Section",
         "sections.data": "DataConfig",
         "sections.model": (
-            "ARCHITECTURES HF_NAMES ModelConfig OwnModelConfig RopeConfig "
+            "ARCHITECTURES FULL_ATTENTION HF_NAMES LayerKind ModelConfig OwnModelConfig RopeConfig SLIDING_ATTENTION "
             "architecture_entry exported_family written_fields"
         ),
         "sections.operation": "AnomalyConfig CheckpointConfig FaultConfig RecoveryConfig TrackingConfig refuse_faults",

@@ -13,13 +13,22 @@ recipe would then describe another start.
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hlat.config.errors import Problem, RecipeError, size_problem
 from hlat.config.sections.base import MOST_TOKENS
-from hlat.config.sections.model import ARCHITECTURES, HF_NAMES, MOST_LAYERS, WIDEST, ArchitectureEntry
+from hlat.config.sections.model import (
+    ARCHITECTURES,
+    FULL_ATTENTION,
+    HF_NAMES,
+    MOST_LAYERS,
+    SLIDING_ATTENTION,
+    WIDEST,
+    ArchitectureEntry,
+)
 from hlat.config.sections.rope import SCALINGS, RopeScaling
 from hlat.runtime.storage.local_files import read_small_file
 from hlat.runtime.terminal import plural
@@ -54,11 +63,10 @@ _SIZES = {
     for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 }
 _OPTIONAL_SIZES = {name: HF_NAMES.get(name, name) for name in ("head_dim", "max_position_embeddings")}
-_FULL_ATTENTION, _SLIDING_ATTENTION = "full_attention", "sliding_attention"
 _ATTENTION_KINDS = {
-    "attention": _FULL_ATTENTION,
-    _FULL_ATTENTION: _FULL_ATTENTION,
-    _SLIDING_ATTENTION: _SLIDING_ATTENTION,
+    "attention": FULL_ATTENTION,
+    FULL_ATTENTION: FULL_ATTENTION,
+    SLIDING_ATTENTION: SLIDING_ATTENTION,
 }  # attention is the name in older files
 # Beside the fields of a scaling; finetuned is a note in files of YaRN's authors
 _ROPE_SETTINGS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"})
@@ -83,20 +91,26 @@ def hf_to_model(config: Any) -> dict[str, Any]:
         value = _given(config, theirs, family.implied.get(theirs))
         if value is not None:
             fields[ours] = reader.positive(theirs, value)
-    fields["rope"] = reader.rope()
-    scaling = fields["rope"].get("scaling")
+    fields |= reader.ropes(family)
+    scaling = fields.get("rope", {}).get("scaling")
     if scaling is not None and (context := SCALINGS[scaling["kind"]].stretched(scaling)) is not None:
         fields["max_sequence_length"] = context
     # The defaults are those of transformers' configurations.
     fields["norm_eps"] = reader.number("rms_norm_eps", family.implied.get("rms_norm_eps", 1e-6))
     fields["init_std"] = reader.number("initializer_range", 0.02)
-    fields["tie_embeddings"] = reader.flag("tie_word_embeddings")
+    fields["tie_embeddings"] = reader.flag(
+        "tie_word_embeddings", otherwise=family.implied.get("tie_word_embeddings", False)
+    )
     options = {"qkv_bias": False, "qk_norm": False, **family.fixed}
     if "qkv_bias" in family.free:
         options["qkv_bias"] = reader.flag("attention_bias")
-    window = reader.window(family, fields["layers"], fields.get("max_sequence_length"))
-    if "sliding_window" in family.free:
-        options["sliding_window"] = window
+    options |= reader.layers(family, fields["layers"], fields.get("max_sequence_length"))
+    if "query_pre_attn_scalar" in family.free:
+        name = "query_pre_attn_scalar"
+        scalar = reader.positive(name, _given(config, name, family.implied[name]))
+        options[name] = None if scalar == fields.get("head_dim") else scalar
+    if fields.get("local_rope") is not None and options.get("sliding_window") is None:
+        fields["local_rope"] = None  # of no layer
     fields |= options
     reader.refuse_unsupported(family)
     if reader.problems:
@@ -107,6 +121,13 @@ def hf_to_model(config: Any) -> dict[str, Any]:
 def _given(config: Mapping[str, Any], name: str, otherwise: Any) -> Any:
     value = config.get(name)
     return otherwise if value is None else value
+
+
+def _pattern(values: Sequence[Any]) -> list[Any]:
+    """Return the shortest pattern that gives the values if it is repeated."""
+    count = len(values)
+    shortest = next(length for length in range(1, count + 1) if values[length:] == values[: count - length])
+    return list(values[:shortest])
 
 
 class _Reader:
@@ -152,8 +173,8 @@ class _Reader:
             return float(value)
         return 1.0
 
-    def flag(self, name: str, source: Mapping[str, Any] | None = None) -> bool:
-        value = (self.config if source is None else source).get(name)
+    def flag(self, name: str, source: Mapping[str, Any] | None = None, *, otherwise: bool = False) -> bool:
+        value = (self.config if source is None else source).get(name, otherwise)
         if value is not None and not isinstance(value, bool):
             self.refuse(name, "must be true or false.", value=value)
         return value is True
@@ -166,39 +187,90 @@ class _Reader:
             return heads
         return self.positive("num_key_value_heads")
 
-    def window(self, family: ArchitectureEntry, layers: int, context: int | None) -> int | None:
-        """Sliding window of attention; None if no layer has one that is shorter than the context."""
+    def layers(self, family: ArchitectureEntry, layers: int, context: int | None) -> dict[str, Any]:
+        """Read the options that say which layers have a window, and which have rotary positions."""
+        window, kinds = self.window(family, layers, context)
+        options: dict[str, Any] = {"sliding_window": window} if "sliding_window" in family.free else {}
+        if "layer_types" in family.free:
+            mixed = window is not None and FULL_ATTENTION in kinds
+            options["layer_types"] = _pattern(kinds) if mixed else None
+        if "rope_layers" in family.free:
+            rotated = self.rope_layers(family, layers)
+            options["rope_layers"] = None if all(rotated) else _pattern(rotated)
+        return options
+
+    def rope_layers(self, family: ArchitectureEntry, layers: int) -> list[bool]:
+        """Read which layers have rotary positions, those with a 1 in no_rope_layers."""
+        name, value = "no_rope_layers", self.config.get("no_rope_layers")
+        if value is None:
+            name = "no_rope_layer_interval"
+            interval = self.positive(name, _given(self.config, name, family.implied[name]))
+            return [(index + 1) % interval != 0 for index in range(layers)]
+        if not isinstance(value, list) or len(value) < layers or any(each not in (0, 1) for each in value):
+            self.refuse(name, f"must be a list of {plural(layers, 'number')}, 0 or 1.", value=value)
+            return [True] * layers
+        return [each == 1 for each in value[:layers]]
+
+    def window(self, family: ArchitectureEntry, layers: int, context: int | None) -> tuple[int | None, list[str]]:
+        """Sliding window of attention, None if it changes nothing; and the kind of attention of each layer."""
         # Families that always use their window have a default for an absent one, and null for none.
         always = "sliding_window" in family.free
         kinds = self.layer_types(layers)
         value = self.config.get("sliding_window", family.implied.get("sliding_window"))
         if value is None or not (always or self.config.get("use_sliding_window")):
-            if _SLIDING_ATTENTION in kinds:
+            if SLIDING_ATTENTION in kinds:
                 self.refuse(
                     "layer_types",
-                    f"{_SLIDING_ATTENTION} without a sliding_window that is in use.",
-                    value=_SLIDING_ATTENTION,
+                    f"{SLIDING_ATTENTION} without a sliding_window that is in use.",
+                    value=SLIDING_ATTENTION,
                 )
-            return None
-        # A window as long as the context changes nothing.
-        if isinstance(value, int) and context is not None and value >= context:
-            return None
+            return None, kinds
+        if not kinds and "layer_types" in family.implied:
+            kinds = list(islice(cycle(family.implied["layer_types"]), layers))
+        if not kinds and (name := "sliding_window_pattern") in family.implied:
+            every = self.positive(name, _given(self.config, name, family.implied[name]))
+            kinds = [SLIDING_ATTENTION if index % every else FULL_ATTENTION for index in range(1, layers + 1)]
+        # A window as long as the context changes nothing, unless layers with a window have a RoPE of their own.
+        may_drop = "local_rope" not in family.free
+        if may_drop and isinstance(value, int) and context is not None and value >= context:
+            return None, kinds
         first = 0 if always else _given(self.config, "max_window_layers", family.implied.get("max_window_layers", 0))
         if not kinds and isinstance(first, int):
             full = min(max(first, 0), layers)
-            kinds = [_FULL_ATTENTION] * full + [_SLIDING_ATTENTION] * (layers - full)
-        if kinds and _SLIDING_ATTENTION not in kinds:
-            return None
-        if _FULL_ATTENTION in kinds:
+            kinds = [FULL_ATTENTION] * full + [SLIDING_ATTENTION] * (layers - full)
+        if kinds and SLIDING_ATTENTION not in kinds:
+            return None, kinds
+        if FULL_ATTENTION in kinds and "layer_types" not in family.free:
             reason = "layers with and without a window are mixed."
             self.refuse("sliding_window", reason, "All layers have the same attention here.", value)
         elif not always:
-            self.refuse("sliding_window", "only models of the family mistral have a window here.", value=value)
-        return self.positive("sliding_window", value)
+            self.refuse("sliding_window", "models of this family have no window here.", value=value)
+        return self.positive("sliding_window", value), kinds
 
-    def rope(self) -> dict[str, Any]:
+    def ropes(self, family: ArchitectureEntry) -> dict[str, Any]:
+        """RoPE of the model, and of its layers with a sliding window if that is another one."""
+        implied, base = family.implied.get("rope_theta", 10000.0), "rope_local_base_freq"
+        config = {"rope_theta": implied, **self.config}
+        if "local_rope" not in family.free:
+            return {"rope": self.rope(config)}
+        found = self.config.get("rope_parameters")
+        if found is None:
+            # Without another field transformers 4 reads one theta for all, 5 the default for layers with a window.
+            if base not in family.implied and config["rope_theta"] != implied:
+                remedy = f"Write rope_parameters, with {FULL_ATTENTION} and {SLIDING_ATTENTION}."
+                self.refuse("rope_theta", "is ambiguous for layers with a window.", remedy, config["rope_theta"])
+            found = {}
+        elif not isinstance(found, Mapping) or not found.keys() <= {FULL_ATTENTION, SLIDING_ATTENTION}:
+            self.refuse("rope_parameters", f"must have {FULL_ATTENTION} and {SLIDING_ATTENTION}.", value=found)
+            return {}
+        rope = self.rope({**config, "rope_parameters": found.get(FULL_ATTENTION)})
+        theta = _given(self.config, base, family.implied.get(base, implied))
+        local = self.rope({"rope_theta": theta, "rope_parameters": found.get(SLIDING_ATTENTION)})
+        return {"rope": rope, "local_rope": None if local == rope else local}
+
+    def rope(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Theta and scaling, as transformers reads them."""
-        new, old = self.config.get("rope_parameters"), self.config.get("rope_scaling")
+        new, old = config.get("rope_parameters"), config.get("rope_scaling")
         # rope_parameters (transformers 5) are replaced as a whole by rope_scaling (4) where that is given, too.
         place, words = ("rope_parameters", new) if old in (None, {}) else ("rope_scaling", old)
         words = {} if words is None else words
@@ -207,12 +279,12 @@ class _Reader:
             return {}
         if any(isinstance(value, Mapping) for value in words.values()):
             self.refuse(place, "has RoPE settings for each kind of layer.", "All layers have the same here.")
-        is_null = self.config.get("rope_theta", 0) is None and words.get("rope_theta") is not None  # words has it
-        theta = self.number("rope_theta", None if is_null else self.number("rope_theta", 10000.0), words)
+        is_null = config.get("rope_theta", 0) is None and words.get("rope_theta") is not None  # words has it
+        theta = self.number("rope_theta", None if is_null else self.number("rope_theta", 10000.0, config), words)
         if words is not new and isinstance(new, Mapping) and new.get("rope_theta", theta) != theta:
             reason = f"replaces rope_parameters, whose rope_theta is {new['rope_theta']} and not {theta}."
             self.refuse(place, reason, "Write one of the two, with the rope_theta that is meant.")
-        if words.get("partial_rotary_factor", _given(self.config, "partial_rotary_factor", 1.0)) != 1.0:
+        if words.get("partial_rotary_factor", _given(config, "partial_rotary_factor", 1.0)) != 1.0:
             self.refuse("partial_rotary_factor", "hlat rotates whole heads.")
         # A factor without a type says that a scaling is meant, but not which.
         kind = words.get("rope_type", words.get("type", None if "factor" in words else "default"))
@@ -225,14 +297,19 @@ class _Reader:
         for name, value in words.items():
             if name not in known and value is not None and not isinstance(value, Mapping):
                 self.refuse(f"{place}.{name}", f"hlat does not know it with rope_type {kind}.", value=value)
-        return {"theta": theta, "scaling": None if section is None else {"kind": kind} | self.scaling(section, words)}
+        return {
+            "theta": theta,
+            "scaling": None if section is None else {"kind": kind} | self.scaling(section, words, config),
+        }
 
-    def scaling(self, section: type[RopeScaling], words: Mapping[str, Any]) -> dict[str, Any]:
+    def scaling(
+        self, section: type[RopeScaling], words: Mapping[str, Any], config: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Fields of a scaling from those of rope_parameters or rope_scaling."""
         fields: dict[str, Any] = {}
         for ours, theirs in section.hf_names().items():
             if ours == "original_max_position":  # transformers prefers the one beside the mapping
-                value = _given(self.config, theirs, words.get(theirs))
+                value = _given(config, theirs, words.get(theirs))
                 fields |= {} if value is None else {ours: self.positive(theirs, value)}
             elif section.model_fields[ours].annotation is bool and theirs in words:  # null is false to transformers
                 fields[ours] = self.flag(theirs, words)
@@ -261,9 +338,9 @@ class _Reader:
 
     def refuse_unsupported(self, family: ArchitectureEntry) -> None:
         config = self.config
-        act = config.get("hidden_act", "silu")
-        if act not in ("silu", "swish"):
-            self.refuse("hidden_act", "the feed-forward layer is SwiGLU.", "Only silu is computed.", act)
+        field, *names = family.activation
+        if (act := config.get(field, names[0])) not in names:
+            self.refuse(field, "another activation of the feed-forward layer.", f"Only {names[0]} is computed.", act)
         if config.get("mlp_bias"):
             self.refuse("mlp_bias", "feed-forward layers have no biases here.", value=True)
         if config.get("attention_dropout"):

@@ -15,7 +15,16 @@ from typing import Any
 from hlat.config.errors import Problem
 from hlat.config.layout_checks import Rule, Unavailable, Values, batches, divisors
 from hlat.config.layout_rules import LAYOUT_RULES, ROUNDING_RULES
-from hlat.config.sections.model import ARCHITECTURES, OPTIONS, ModelConfig, architecture_entry
+from hlat.config.sections.model import (
+    ARCHITECTURES,
+    FULL_ATTENTION,
+    OPTIONS,
+    SLIDING_ATTENTION,
+    Llama3Scaling,
+    ModelConfig,
+    Scaling,
+    architecture_entry,
+)
 from hlat.config.sections.operation import FaultConfig
 from hlat.config.sections.training import ZERO_BUBBLE, compile_obstacle
 from hlat.runtime.storage.object_stores import why_not_writable
@@ -215,10 +224,30 @@ def _kv_heads(v: Values) -> Iterator[Problem]:
         yield _wrong(v, "model.kv_heads", f"{heads} query heads cannot be shared out evenly over it.", remedy)
 
 
+def _layers(v: Values) -> Iterator[Problem]:
+    layers, types = v("model.layers"), v("model.layer_types")
+    for path in ("model.layer_types", "model.rope_layers"):
+        if v(path) is not None and len(v(path)) > layers:
+            yield _wrong(v, path, f"has {len(v(path))} entries, and the model {layers} layers.", "Give a pattern.")
+    has_window = types is None or SLIDING_ATTENTION in types
+    if types is not None and has_window and v("model.sliding_window") is None:
+        reason = "is missing, and model.layer_types names layers that have one."
+        yield _wrong(v, "model.sliding_window", reason, f"Set it, or use only {FULL_ATTENTION}.")
+    if v("model.sliding_window") is not None and not has_window:
+        reason = f"model.layer_types gives no layer a window: none is {SLIDING_ATTENTION}."
+        yield _wrong(v, "model.sliding_window", reason, "Remove one of the two.")
+    elif v("model.local_rope") is not None and v("model.sliding_window") is None:
+        reason = "is that of layers with a sliding window, and there are none."
+        yield _wrong(v, "model.local_rope", reason, "Remove it, or set model.sliding_window.")
+
+
 def _rope_scaling(v: Values) -> Iterator[Problem]:
-    scaling, head_dim = v("model.rope.scaling"), v("model.head_dim") or v("model.hidden_size") // v("model.heads")
-    for name, reason, remedy in scaling.objections(v("model.rope.theta"), head_dim) if scaling is not None else ():
-        yield Problem(f"model.rope.scaling.{name}", reason, remedy, getattr(scaling, name), True)
+    local, head_dim = v("model.local_rope"), v("model.head_dim") or v("model.hidden_size") // v("model.heads")
+    ropes = [("model.rope", v("model.rope.theta"), v("model.rope.scaling"))]
+    ropes += [] if local is None else [("model.local_rope", local.theta, local.scaling)]
+    for path, theta, scaling in ropes:
+        for name, reason, remedy in scaling.objections(theta, head_dim) if scaling is not None else ():
+            yield Problem(f"{path}.scaling.{name}", reason, remedy, getattr(scaling, name), True)
 
 
 def _context(v: Values) -> Iterator[Problem]:
@@ -361,7 +390,7 @@ def _wrong_fault(number: int, name: str, value: Any, reason: str, remedy: str) -
     return Problem(f"faults.{number}.{name}", reason, remedy, value, True)
 
 
-MODEL_RULES: tuple[Rule, ...] = (_architecture, _heads, _kv_heads, _rope_scaling)
+MODEL_RULES: tuple[Rule, ...] = (_architecture, _heads, _kv_heads, _layers, _rope_scaling)
 RULES: tuple[Rule, ...] = (
     *MODEL_RULES,
     *DATA_RULES,

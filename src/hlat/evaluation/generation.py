@@ -59,7 +59,7 @@ def generate(
     sampling = sampling or Sampling()
     device = next(model.parameters()).device
     # A recorded step has one table of rotations.
-    if backend_of(device).has_graphs and not model.rope.depends_on_length(total):
+    if backend_of(device).has_graphs and not model.depends_on_length(total):
         return decode_on_device(model, prompt, total - len(prompt), sampling, end_ids)
     dtype = model.compute or next(model.parameters()).dtype
     cache = KVCache(model.config, 1, total, device, dtype)
@@ -282,7 +282,8 @@ class _Rows:
         # Without padding every row attends to all places: no mask is needed.
         if not self._is_padded:
             return self._model.hidden(tokens_B1, self.cache)[:, -1]
-        self.cache.attend_to(self._mask(place + 1).to(device))
+        windows = self._model.decoder.windows
+        self.cache.attend_to({window: self._mask(place + 1, window).to(device) for window in windows})
         positions_B1 = (place - self._padding_B)[:, None].to(device)
         return self._model.hidden(tokens_B1, self.cache, positions_B1)[:, -1]
 
@@ -291,12 +292,11 @@ class _Rows:
         self._padding_B = self._padding_B[list(places)]
         self.cache = self.cache.select(places)
 
-    def _mask(self, total: int) -> torch.Tensor:
+    def _mask(self, total: int, window: int | None) -> torch.Tensor:
         """Places in the cache that its last place attends to: (B, 1, T)."""
         place_T = torch.arange(total)
         is_stem_T, padding_B1 = place_T < self._stem, self._padding_B[:, None]
         mask_BT = is_stem_T | (place_T >= self._stem + padding_B1)
-        window = self._model.decoder.window
         if window is not None:
             position_BT = torch.where(is_stem_T, place_T, place_T - padding_B1)
             mask_BT &= total - 1 - padding_B1 - position_BT < window

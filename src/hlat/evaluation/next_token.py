@@ -334,7 +334,7 @@ class _TokenStep:
         self._index_1 = torch.zeros(1, dtype=torch.int64, device=self.device)  # of the next token
         cache = KVCache(model.config, 1, len(prompt) + count, self.device, model.compute or weight.dtype)
         self._choose(model.hidden(torch.tensor([prompt], device=self.device), cache=cache))
-        self._cache = DeviceKVCache(cache, model.window)
+        self._cache = DeviceKVCache(cache)
 
     def __call__(self) -> None:
         self._choose(self._model.hidden(self._newest_11, positions=self._cache.positions_B1, cache=self._cache))

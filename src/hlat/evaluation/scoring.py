@@ -348,14 +348,20 @@ class Scorer:
         if chains:
             return self._model.hidden(tokens_BS, cache)
         positions_BS = torch.zeros((rows, width), dtype=torch.int64)
-        mask_BST = torch.zeros((rows, width, batch.stem + width), dtype=torch.bool)
-        mask_BST.diagonal(batch.stem, 1, 2).fill_(True)  # padding attends to itself: softmax over nothing is NaN
         for index, tree in enumerate(trees):
             positions_BS[index, : tree.size] = torch.from_numpy(tree.depths)
-            mask = torch.from_numpy(tree.mask(self._model.decoder.window))
-            mask_BST[index, : tree.size, : batch.stem + tree.size] = mask
-        cache.attend_to(mask_BST.to(device))
+        windows = self._model.decoder.windows
+        cache.attend_to({window: _mask(trees, width, batch.stem, window).to(device) for window in windows})
         return self._model.hidden(tokens_BS, cache, positions_BS.to(device))
+
+
+def _mask(trees: Sequence[TokenTree], width: int, stem: int, window: int | None) -> torch.Tensor:
+    """Places that each node of each tree attends to, with a window: bool (B, width, stem + width)."""
+    mask_BST = torch.zeros((len(trees), width, stem + width), dtype=torch.bool)
+    mask_BST.diagonal(stem, 1, 2).fill_(True)  # padding attends to itself: softmax over nothing is NaN
+    for index, tree in enumerate(trees):
+        mask_BST[index, : tree.size, : stem + tree.size] = torch.from_numpy(tree.mask(window))
+    return mask_BST
 
 
 def score_all(model: ForwardModel, requests: Sequence[ScoreRequest], limits: BatchLimits | None = None) -> list[Score]:

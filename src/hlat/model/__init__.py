@@ -34,7 +34,8 @@ __getattr__ = lazily(
             "describe_attention deterministic_by_default head_sums_shape recipe_heads"
         ),
         "counts": (
-            "attended_positions block_share count_parameters flops_per_token forward_flops_per_token hidden_share"
+            "attended_positions block_share count_parameters effective_window flops_per_token "
+            "forward_flops_per_token hidden_share"
         ),
         "decoder": "Decoder LocalParameter allocate build collect_local_parameters initialise local replace_parameters",
         "decoding": "CompiledStep compile_step",

@@ -108,9 +108,11 @@ class _Sizes:
         return cls(config, workload, batch, length, tokens, between, item, copied, stored)
 
     @property
-    def by_document(self) -> bool:
-        """True if attention is computed by the kernel for documents and sliding windows."""
-        return self.workload.isolated or self.config.window(self.length) is not None
+    def by_document(self) -> float:
+        """Share of the layers whose attention is computed by the kernel for documents and sliding windows."""
+        windows, layers = self.config.windows(self.length), self.workload.shard.layer_range(self.config)
+        limited = sum(self.workload.isolated or windows[index] is not None for index in layers)
+        return limited / max(1, len(layers))
 
     def layer(self, recomputed: frozenset[str]) -> dict[str, int]:
         spec = model_spec(self.config)
@@ -144,13 +146,15 @@ class _Sizes:
         again = bool(recomputed & {"attention_log_sum", "attention_output"})
         own = local * (again and "qkv" not in recomputed)
         found = {"k": own, "v": own, "gathered_keys_values": 2 * ranks * local * (not again)}
-        if again or self.by_document:
+        if again:
             return found
-        chunk = self.length // (2 * ranks)
+        # Of the other layers only; a mean over all, so that every layer counts alike.
+        share, chunk = 1 - self.by_document, self.length // (2 * ranks)
         return found | {
-            "attention_chunks": self.tokens * self.item * here.queries * config.n_head_dim,
+            "attention_chunks": round(share * self.tokens * self.item * here.queries * config.n_head_dim),
             # two chunks of queries attend to i + 1 and to 2 ranks - i chunks of keys
-            "attention_masks": self.item * chunk * chunk * (2 * ranks + 1) * self.workload.materialised_masks,
+            "attention_masks": round(share * self.item * chunk * chunk * (2 * ranks + 1))
+            * self.workload.materialised_masks,
         }
 
     def _scores(self) -> dict[str, int]:
@@ -181,11 +185,11 @@ class _Sizes:
             ends["token_ids"] = self.tokens * (8 if shard.has_full_layers else 9)
         if self.by_document:
             ends["document_starts"] = self.tokens * _INT64
-        if self.workload.isolated:
-            ends["rotation_tables"] = self.tokens * config.n_head_dim * _FP32
-        elif self.workload.context > 1:
-            # The rank's positions are two ranges, so the tables are concatenated for this pass.
-            ends["rotation_tables"] = self.length // self.workload.context * config.n_head_dim * _FP32
+        # Tables are made for this pass if each token has its own, or if the rank's positions are two ranges.
+        rows = self.tokens if self.workload.isolated else self.length // self.workload.context
+        if self.workload.isolated or self.workload.context > 1:
+            ropes = {config.layer_kind(index).rope for index in shard.layer_range(config)} - {None}
+            ends["rotation_tables"] = len(ropes) * rows * config.n_head_dim * _FP32
         if shard.head:
             ends["final_norm"] = self.between * (self.item * width + _FP32) + self.copied * width
             ends["loss_by_hidden"] = self.tokens * self.item * width

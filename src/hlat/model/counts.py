@@ -11,12 +11,15 @@ weight of a matrix product costs 2 FLOPs forward and 4 backward, and so does eve
     full    6 N + 12 L H E S            each token attends to all S positions, as PaLM and most MFU figures count
     causal  6 N + 12 L H E (S + 1) / 2  each token attends to itself and those before: the work that is necessary
 
-With a sliding window of W < S tokens, S is W in the first line, and (S + 1) / 2 is W - W (W - 1) / (2 S) in the second.
+In layers with a sliding window of W < S tokens, S is W in the first line, and (S + 1) / 2 is W - W (W - 1) / (2 S) in
+the second.
 
 N counts the weights of matrix products. It includes the head, also if tied, but not the embedding lookup.
 Recomputation is never counted: these are the FLOPs of the model, not of an implementation.
 """
 
+import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -81,16 +84,30 @@ def hidden_share(config: ModelConfig, tensor_count: int) -> float:
 
 
 def attended_positions(config: ModelConfig, sequence_length: int, convention: Convention = "causal") -> float:
-    """Return how many positions a token attends to, averaged over a sequence; ValueError: unknown convention."""
-    window = config.window(sequence_length)
-    if convention == "full":
-        return float(window or sequence_length)
-    if convention != "causal":
+    """Return how many positions a token attends to, averaged over a sequence and all layers.
+
+    ValueError: unknown convention.
+    """
+    if convention not in ("causal", "full"):
         raise ValueError(f"unknown FLOP convention {convention!r}; use 'causal' or 'full'")
-    if window is None:
-        return (sequence_length + 1) / 2
-    # The first tokens attend to those before, the others to a complete window.
-    return window * (1 - (window - 1) / (2 * sequence_length))
+    total = 0.0
+    for window, layers in Counter(config.windows(sequence_length)).items():
+        attended = sequence_length if window is None else window
+        # The first tokens attend to those before, the others to a complete window.
+        mean = attended * (1 - (attended - 1) / (2 * sequence_length))
+        total += layers * (mean if convention == "causal" else attended)
+    return total / config.layers
+
+
+def effective_window(config: ModelConfig, sequence_length: int) -> float:
+    """Return the window with which, in all layers, attention would cost the same; infinity for none."""
+    windows = Counter(config.windows(sequence_length))
+    if len(windows) == 1:
+        return next(iter(windows)) or math.inf
+    # A window W of S positions costs W (2 - W / S): twice the mean number of positions, without the diagonal.
+    wide = {window: window or sequence_length for window in windows}
+    cost = sum(layers * wide[window] * (2 - wide[window] / sequence_length) for window, layers in windows.items())
+    return sequence_length * (1 - math.sqrt(1 - cost / (config.layers * sequence_length)))
 
 
 def forward_flops_per_token(config: ModelConfig, sequence_length: int, convention: Convention = "causal") -> float:

@@ -25,16 +25,17 @@ import torch
 from torch import nn
 
 from hlat.config import ModelConfig, OptimizerConfig
-from hlat.model.architectures import build_block
-from hlat.model.document_attention import DocumentMask, Spans
+from hlat.model.architectures import architecture_of, build_block
+from hlat.model.document_attention import DocumentMask, Spans, row_offsets
 from hlat.model.kernels.matmul import Embedding
 from hlat.model.kv_cache import KVCache
-from hlat.model.layers import DecoderBlock, RMSNorm
+from hlat.model.layers import DecoderBlock
 from hlat.model.loss import Head, Reduction, TiedHead, head_loss
-from hlat.model.parameter_layout import RowBlock, RowLayout, RowRun, parameter_layouts
+from hlat.model.parameter_layout import WEIGHT_DTYPES, RowBlock, RowLayout, RowRun, parameter_layouts
 from hlat.model.parametrization import Scale, scale_of
-from hlat.model.rope import Rope, RopeTables
+from hlat.model.rope import Rope
 from hlat.model.spec import FULL_MODEL, ModelShard, vocabulary_rows
+from hlat.runtime.distributed.join import host_values
 from hlat.runtime.random_keys import stream_key
 from hlat.runtime.randomness import normal_block
 
@@ -67,13 +68,17 @@ class Decoder(nn.Module):
         rows = len(vocabulary_rows(config, shard))
         self.embedding = Embedding(rows, config.hidden_size) if shard.embedding else None
         self.layers = nn.ModuleDict({str(index): build_block(config, shard) for index in shard.layer_range(config)})
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps) if shard.head else None
+        architecture = architecture_of(config)
+        norm_class = architecture.block().norm_class
+        self.norm = norm_class(config.hidden_size, config.norm_eps) if shard.head else None
         self.head = self._build_head(rows) if shard.head else None
-        self.rope = Rope(config.rope, config.n_head_dim)
+        self.kinds = {name: config.layer_kind(int(name)) for name in self.layers}
+        self.ropes = {kind.rope: Rope(kind.rope, config.n_head_dim) for kind in self.kinds.values() if kind.rope}
+        self._scales = _embedding_scales(config.hidden_size) if architecture.scales_embedding else {}
         # (start, stop) pairs of the sequence positions that this process computes; None for all of them
         self.spans: Spans | None = None
-        # Tokens that a token attends to, itself included; None for all before it
-        self.window = config.sliding_window
+        # Tokens of a complete sequence, if this process computes several spans of it; None if that is not known
+        self.longest: int | None = None
         # Dtype of the activations, and so of the matrix products; None for that of the weights. Norm statistics,
         # rotations, softmax and loss are always computed in fp32 or wider.
         self.compute: torch.dtype | None = None
@@ -120,29 +125,52 @@ class Decoder(nn.Module):
         masked = cache is not None and cache.has_mask
         assert positions is None or cache is None or masked, "generation continues a single document"
         spans = self._spans(x, cache)
-        tables = self.rope.tables(spans, x.device, positions)
-        document_mask = None if masked else self._document_mask(x, spans, positions)
+        tables = {rope: its.tables(spans, x.device, positions) for rope, its in self.ropes.items()}
+        masks = {} if masked else self._document_masks(x, spans, positions)
         x_BSD = self.embedding(x) if self.embedding is not None else x
         if self.compute is not None:
             x_BSD = x_BSD.to(self.compute)
+        if self.embedding is not None and self._scales:
+            x_BSD = x_BSD * self._scales[x_BSD.dtype]
         if cache is not None and self.step is not None and self.step.takes(x_BSD, cache):
-            x_BSD = self.step(x_BSD, tables, cache, self.window)
+            kind = next(iter(self.kinds.values()))
+            x_BSD = self.step(x_BSD, tables[kind.rope], cache, kind.window)
             cache.advance(1)
             return x_BSD
         for name, block in self.layers.items():
-            x_BSD = block(x_BSD, tables, cache.layer(int(name)) if cache is not None else None, document_mask)
+            kind = self.kinds[name]
+            layer_cache = cache.layer(int(name), kind.window) if cache is not None else None
+            x_BSD = block(x_BSD, tables.get(kind.rope), layer_cache, masks.get(kind.window))
         if cache is not None:
             cache.advance(x.shape[1])
         return self.norm(x_BSD) if self.norm is not None else x_BSD
 
-    def _document_mask(self, x: torch.Tensor, spans: Spans, positions: torch.Tensor | None) -> DocumentMask | None:
-        if positions is not None:
-            return DocumentMask.from_positions(positions, spans, self.window)
-        # Causal attention to all earlier positions of complete rows needs no mask; the kernels have it built in.
+    def depends_on_length(self, length: int) -> bool:
+        """True if sequences of this length and shorter ones are rotated by different frequencies."""
+        return any(rope.depends_on_length(length) for rope in self.ropes.values())
+
+    @property
+    def windows(self) -> set[int | None]:
+        """Tokens that a token attends to, itself included, in some layer; None for all before it."""
+        return {kind.window for kind in self.kinds.values()}
+
+    def _document_masks(
+        self, x: torch.Tensor, spans: Spans, positions: torch.Tensor | None
+    ) -> dict[int | None, DocumentMask]:
+        """Masks by window of a layer; those without one attend to all earlier positions of complete rows."""
         start, stop = spans[0][0], spans[-1][1]
-        if self.window is None or (len(spans) == 1 and (start > 0 or stop <= self.window)):
-            return None  # if start > 0, the cache has the positions before
-        return DocumentMask.from_rows(x.shape[0], spans, x.device, self.window)
+        longest = stop if len(spans) == 1 else self.longest or math.inf
+        # A window that no sequence fills is none.
+        limits = {each: each if each is not None and each < longest else None for each in self.windows}
+        if positions is None:
+            # Causal attention to all positions is built into the kernels. If start > 0, the cache has those before.
+            has_cached = start > 0 and len(spans) == 1
+            limits = {window: limit for window, limit in limits.items() if limit is not None and not has_cached}
+            positions = row_offsets(spans, x.device).expand(x.shape[0], -1) if limits else None
+        if positions is None:
+            return {}
+        found = DocumentMask.of_windows(positions, spans, set(limits.values()))
+        return {window: found[limit] for window, limit in limits.items()}
 
     def _spans(self, x: torch.Tensor, cache: KVCache | None) -> Spans:
         if self.spans is not None:
@@ -167,6 +195,13 @@ class Decoder(nn.Module):
         # A shard without head returns hidden states, labels or not
         out: torch.Tensor = self.head(hidden_BSD, labels, reduction=reduction) if self.head is not None else hidden_BSD
         return out
+
+
+def _embedding_scales(width: int) -> dict[torch.dtype, float]:
+    """Square root of the width by dtype of the activations, rounded as transformers does: in fp32, then in it."""
+    with host_values():
+        scale = torch.tensor(width**0.5, dtype=torch.float32, device="cpu")
+        return {dtype: float(scale.to(dtype)) for dtype in WEIGHT_DTYPES}
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,9 @@ def compile_step(decoder: Decoder) -> "CompiledStep | None":
     """
     place, weight = norm_place(decoder.config), next(decoder.parameters())
     dtype = decoder.compute or weight.dtype
-    if place is None or decoder.shard != FULL_MODEL:
+    kinds = set(decoder.kinds.values())
+    # One mask and one rotation for all layers
+    if place is None or decoder.shard != FULL_MODEL or len(kinds) > 1 or any(kind.rope is None for kind in kinds):
         return None
     library = decoding_library(weight.device, dtype, decoder.config.n_head_dim)
     if library is None or decoder.norm is None or decoder.head is None:
@@ -238,7 +240,8 @@ class CompiledStep:
         widths = (x_B1D.shape[2], weights.fused, weights.heads, weights.inner)
         work = [x_B1D.new_empty((rows, width)) for width in widths]
         cos, sin = (table.contiguous() for table in tables)
-        mask = None if cache.mask is None else cache.mask.contiguous()
+        mask = cache.mask(window)
+        mask = None if mask is None else mask.contiguous()
         step = StepArguments.from_buffer_copy(weights.step)
         step.rows, step.place = rows, cache.length
         step.first = max(0, cache.length + 1 - window) if window is not None and mask is None else 0

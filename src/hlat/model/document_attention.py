@@ -24,7 +24,7 @@ Tensor suffixes: B batch, s queries of a row, T keys of a row, N blocks of queri
 kv heads, E head width.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -61,28 +61,33 @@ class DocumentMask:
     window: int | None = None  # keys that a query attends to at most, itself included; None for no limit
 
     @classmethod
-    def from_rows(cls, batch: int, spans: Spans, device: torch.device, window: int) -> "DocumentMask":
-        """Build the mask of rows that are one document each; see ``from_positions``."""
-        return cls.from_positions(_offsets(spans, device).expand(batch, -1), spans, window)
+    def from_positions(cls, positions_Bs: torch.Tensor, spans: Spans, window: int | None = None) -> "DocumentMask":
+        """Build the mask from each query's position within its document; see ``of_windows``."""
+        return cls.of_windows(positions_Bs, spans, (window,))[window]
 
     @classmethod
-    def from_positions(cls, positions_Bs: torch.Tensor, spans: Spans, window: int | None = None) -> "DocumentMask":
-        """Build the mask from each query's position within its document, int64 on the device of attention.
+    def of_windows(
+        cls, positions_Bs: torch.Tensor, spans: Spans, windows: Collection[int | None]
+    ) -> dict[int | None, "DocumentMask"]:
+        """Build a mask for each window from each query's position within its document, int64 on attention's device.
 
-        The first position of every row of the batch is 0. Spans and window are those of the mask. LaunchError: the
+        The first position of every row of the batch is 0. Spans and window are those of a mask. LaunchError: the
         device has no kernel for this.
         """
-        offsets_s = _offsets(spans, positions_Bs.device)
-        first_Bs = offsets_s - positions_Bs
-        limited_Bs = first_Bs if window is None else first_Bs.maximum(offsets_s - window + 1)
+        offsets_s = row_offsets(spans, positions_Bs.device)
+        first_Bs = offsets_s - positions_Bs  # one tensor for all masks: layers save it
         kernel = backend_of(positions_Bs.device).document_kernel
         if kernel is None:  # a run is refused earlier, an evaluation is not
-            device_type = positions_Bs.device.type
-            field = "data.isolate=true" if window is None else f"model.sliding_window={window}"
+            device_type, limits = positions_Bs.device.type, [window for window in windows if window is not None]
+            field = f"model.sliding_window={limits[0]}" if limits else "data.isolate=true"
             raise LaunchError(f"{field}: attention within documents cannot run on a {device_type} device.")
-        # Flex attention has to be compiled, which a rehearsal does not: the other kernel keeps the same tensors.
-        blocks = None if is_simulated() else _MASKS[kernel.name](limited_Bs, offsets_s, spans[-1][1])
-        return cls(first_Bs, spans, blocks, window)
+        found: dict[int | None, DocumentMask] = {}
+        for window in windows:
+            limited_Bs = first_Bs if window is None else first_Bs.maximum(offsets_s - window + 1)
+            # Flex attention has to be compiled, which a rehearsal does not: the other kernel keeps the same tensors.
+            blocks = None if is_simulated() else _MASKS[kernel.name](limited_Bs, offsets_s, spans[-1][1])
+            found[window] = cls(first_Bs, spans, blocks, window)
+        return found
 
     def attend(self, q_BHsE: torch.Tensor, k_BGTE: torch.Tensor, v_BGTE: torch.Tensor) -> torch.Tensor:
         """Softmax attention: queries (B, H, s, E), keys and values (B, G, T, E) of complete rows -> (B, H, s, E)."""
@@ -96,8 +101,8 @@ class DocumentMask:
         return out
 
 
-def _offsets(spans: Spans, device: torch.device) -> torch.Tensor:
-    """Row offsets of all queries, (s,), int64."""
+def row_offsets(spans: Spans, device: torch.device) -> torch.Tensor:
+    """Return the row offsets of the positions in spans, (s,), int64."""
     return torch.cat([torch.arange(start, stop, device=device) for start, stop in spans])
 
 

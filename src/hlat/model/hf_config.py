@@ -14,9 +14,12 @@ from typing import Any
 import torch
 
 from hlat.config import (
+    FULL_ATTENTION,
+    SLIDING_ATTENTION,
     ModelConfig,
     Problem,
     RecipeError,
+    RopeConfig,
     architecture_entry,
     exported_family,
     written_fields,
@@ -115,22 +118,45 @@ def config_json(
         "use_cache": True,
         "bos_token_id": None,
         "eos_token_id": None,
+        "pad_token_id": None,  # written, as some classes have others by default
         **SpecialIds(bos_id, eos_id, pad_id).as_json,
         "torch_dtype": DTYPE_NAMES[dtype],
         # RoPE in the fields of transformers 5 (rope_parameters) and of 4 (rope_theta, rope_scaling): both can read it.
-        **_rope(config),
+        **_rope(config.rope, config.max_sequence_length),
     }
-    return content | written_fields(target.model_type, config.options)
+    return content | _layers(config, target.model_type) | written_fields(target.model_type, config.options)
 
 
-def _rope(config: ModelConfig) -> dict[str, Any]:
-    scaling, theta = config.rope.scaling, config.rope.theta
+def _layers(config: ModelConfig, family: str) -> dict[str, Any]:
+    """Return the fields that say what differs between layers, for a family that has them."""
+    entry, fields = architecture_entry(family), dict[str, Any]()
+    free = entry.free
+    kinds = [config.layer_kind(index) for index in range(config.layers)]
+    if "layer_types" in free:
+        types = [FULL_ATTENTION if kind.window is None else SLIDING_ATTENTION for kind in kinds]
+        # Without a window in any layer, one that changes nothing: transformers makes the mask all the same.
+        fields = {"layer_types": types, "sliding_window": config.sliding_window or config.max_sequence_length}
+    if "local_rope" in free:
+        ropes = {FULL_ATTENTION: config.rope, SLIDING_ATTENTION: config.local_rope or config.rope}
+        fields["rope_parameters"] = {kind: _rope(rope, None)["rope_parameters"] for kind, rope in ropes.items()}
+        # The notation of transformers 4
+        fields |= {name: ropes[SLIDING_ATTENTION].theta for name in ("rope_local_base_freq",) if name in entry.implied}
+    if "query_pre_attn_scalar" in free:
+        fields["query_pre_attn_scalar"] = config.query_pre_attn_scalar or config.n_head_dim
+    if "rope_layers" in free:
+        fields["no_rope_layers"] = [int(kind.rope is not None) for kind in kinds]
+        fields["layer_types"] = [FULL_ATTENTION] * config.layers
+    return fields
+
+
+def _rope(rope: RopeConfig, longest: int | None) -> dict[str, Any]:
+    scaling, theta = rope.scaling, rope.theta
     fields: dict[str, Any] = {"rope_type": "default" if scaling is None else scaling.kind}
     if scaling is not None:
         named = {theirs: getattr(scaling, ours) for ours, theirs in scaling.hf_names().items()}
         fields |= {name: value for name, value in named.items() if value is not None}
     # With some scalings, this is the context before scaling.
-    longest = fields.pop("max_position_embeddings", config.max_sequence_length)
+    longest = fields.pop("max_position_embeddings", longest)
     return {
         "max_position_embeddings": longest,
         "rope_theta": theta,

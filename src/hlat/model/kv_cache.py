@@ -7,7 +7,7 @@ Several sequences may continue the same prefix: it is computed once, and its pos
 Tensor suffixes: B batch, K kv heads, S new positions, T all positions so far, E head width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +17,8 @@ from hlat.model.spec import FULL_MODEL, ModelShard, shard_heads
 
 # Masks of a call by stored positions, new ones, and window: bool (S, T)
 CausalMasks = dict[tuple[int, int, int | None], torch.Tensor]
+# Positions that each token of a call attends to, bool (B, 1, S, T), by the window of a layer
+WindowMasks = dict[int | None, torch.Tensor]
 
 
 class KVCache:
@@ -39,7 +41,7 @@ class KVCache:
         self._memory = torch.zeros(shape, device=device, dtype=dtype)
         self.max_length = max_length
         self.length = 0
-        self._mask_B1ST: torch.Tensor | None = None
+        self._masks: WindowMasks = {}
         self._causal: CausalMasks = {}
 
     @property
@@ -51,10 +53,9 @@ class KVCache:
         """Keys (0) and values (1) of all layers: (layers, 2, B, K, max_length, E)."""
         return self._memory
 
-    @property
-    def mask(self) -> torch.Tensor | None:
-        """Positions that each token of the next call attends to, bool (B, S, T); None for all before it."""
-        return None if self._mask_B1ST is None else self._mask_B1ST[:, 0]
+    def mask(self, window: int | None) -> torch.Tensor | None:
+        """Positions that each token of the next call attends to, bool (B, S, T); None for all in the window."""
+        return self._masks[window][:, 0] if self._masks else None
 
     def start_with(self, prefix: "KVCache") -> None:
         """Copy the positions of a cache of one sequence to the beginning of every sequence of this empty one."""
@@ -75,29 +76,33 @@ class KVCache:
         # A copy: indexing by a tensor
         return self._with(self._memory[:, :, torch.tensor(rows, device=self._memory.device)])
 
-    def attend_to(self, mask_BST: torch.Tensor) -> None:
-        """Let each token of the next call attend to some positions (at least one) of those stored and new."""
-        self._mask_B1ST = mask_BST.unsqueeze(1)  # bool; T counts stored and new positions
+    def attend_to(self, masks: Mapping[int | None, torch.Tensor]) -> None:
+        """Let each token of the next call attend to some positions (at least one) of those stored and new.
+
+        ``masks``: bool (B, S, T) for each window of a layer, where T counts stored and new positions.
+        """
+        self._masks = {window: mask_BST.unsqueeze(1) for window, mask_BST in masks.items()}
 
     @property
     def has_mask(self) -> bool:
-        return self._mask_B1ST is not None
+        return bool(self._masks)
 
     def _with(self, memory: torch.Tensor) -> "KVCache":
         other = KVCache.__new__(KVCache)
-        other._memory, other.max_length, other.length, other._mask_B1ST = memory, self.max_length, self.length, None
-        other._causal = {}
+        other._memory, other.max_length, other.length = memory, self.max_length, self.length
+        other._masks, other._causal = {}, {}
         return other
 
-    def layer(self, index: int) -> "LayerCache":
+    def layer(self, index: int, window: int | None = None) -> "LayerCache":
+        """Return the part of a layer, whose tokens attend to the last ``window`` positions; None for all."""
         keys, values = self._memory[index]
-        return LayerCache(keys, values, self.length, self._mask_B1ST, self._causal)
+        return LayerCache(keys, values, self.length, window, self._masks.get(window), self._causal)
 
     def advance(self, count: int) -> None:
         """Record that ``count`` more positions have been stored in every layer."""
         self.length += count
-        # The mask was that of this call.
-        self._mask_B1ST = None
+        # The masks were those of this call.
+        self._masks = {}
         self._causal.clear()
 
     def check_room(self, count: int) -> None:
@@ -114,6 +119,7 @@ class LayerCache:
     keys_BKTE: torch.Tensor
     values_BKTE: torch.Tensor
     length: int  # positions stored before this call
+    window: int | None = None  # positions that a token attends to, itself included; None for all
     mask_B1ST: torch.Tensor | None = None  # positions that each new token attends to; None for all before it
     causal: CausalMasks = field(default_factory=dict)  # those made so far, which all layers of a call share
 
@@ -122,10 +128,11 @@ class LayerCache:
         """True if the new positions are the first ones, and attend to all before them."""
         return self.length == 0 and self.mask_B1ST is None
 
-    def mask(self, new: int, window: int | None) -> torch.Tensor | None:
+    def mask(self, new: int) -> torch.Tensor | None:
         """Positions that ``new`` tokens attend to: bool, broadcast over (B, heads, new, all positions so far)."""
         if self.mask_B1ST is not None:
             return self.mask_B1ST
+        window = self.window
         # A single token attends to all of them
         if new == 1 and (window is None or self.length < window):
             return None
@@ -151,30 +158,35 @@ class DeviceKVCache(KVCache):
     one position, is shared; the cache must not be used any more. A window includes the token itself.
     """
 
-    def __init__(self, cache: KVCache, window: int | None) -> None:
+    def __init__(self, cache: KVCache) -> None:
         # Keys and values are those of the complete cache, of which a mask hides the positions to come.
-        self._memory, self._window = cache.memory, window
+        self._memory = cache.memory
         self._place_1 = torch.full((1,), cache.length, device=cache.memory.device)
         self._places_T = torch.arange(cache.max_length, device=cache.memory.device)
         self.max_length = cache.max_length
         self.length = cache.max_length - 1  # on the host: that of the last token which there is room for
-        self._mask_B1ST = torch.empty(0)  # made by layer 0 of each call, for all of its layers
+        self._masks = {}  # each made by the first layer of a call that has the window
+
+    @property
+    def has_mask(self) -> bool:
+        return True
 
     @property
     def positions_B1(self) -> torch.Tensor:
         """Position of the next token, the same in each row: int64 (B, 1)."""
         return self._place_1.expand(self.batch, 1)
 
-    def layer(self, index: int) -> "LayerCache":
-        if index == 0:  # the mask of all layers of this token
+    def layer(self, index: int, window: int | None = None) -> "LayerCache":
+        if window not in self._masks:
             hidden_T = self._places_T > self._place_1
-            if self._window is not None:
-                hidden_T |= self._places_T <= self._place_1 - self._window
-            self._mask_B1ST = ~hidden_T[None, None, None]
+            if window is not None:
+                hidden_T |= self._places_T <= self._place_1 - window
+            self._masks[window] = ~hidden_T[None, None, None]
         keys, values = self._memory[index]
-        return DeviceLayerCache(keys, values, self.length, self._mask_B1ST, place_1=self._place_1)
+        return DeviceLayerCache(keys, values, self.length, window, self._masks[window], place_1=self._place_1)
 
     def advance(self, count: int) -> None:
+        self._masks = {}
         # On the device, in place: a repeated recording has to see it.
         self._place_1 += count
 

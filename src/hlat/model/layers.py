@@ -12,7 +12,7 @@ heads, E head width, F = E / 2, T key positions, N blocks of gate and up rows, I
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ from hlat.model.document_attention import DocumentMask
 from hlat.model.kernels.attention import attend
 from hlat.model.kernels.matmul import Linear
 from hlat.model.kv_cache import LayerCache
-from hlat.model.pointwise import rms_norm, rms_norm_of_shard, rotate, swiglu, swiglu_fused
+from hlat.model.pointwise import SILU, Activation, gated, gated_fused, rms_norm, rms_norm_of_shard, rotate
 from hlat.model.rope import RopeTables
 from hlat.model.spec import FULL_MODEL, ModelShard, gate_up_groups, intermediate_columns, shard_heads
 
@@ -30,13 +30,15 @@ from hlat.model.spec import FULL_MODEL, ModelShard, gate_up_groups, intermediate
 class RMSNorm(nn.Module):
     """Root-mean-square norm over the last dimension, with a weight."""
 
+    offset: ClassVar[float] = 0.0  # of the weight
+
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps, self.offset)
 
 
 class ShardedRMSNorm(nn.Module):
@@ -88,12 +90,8 @@ class AttentionCore(Protocol):
 class CausalCore:
     """Causal attention of the new positions to themselves and, with a cache, to the positions before them.
 
-    A query attends to ``window`` positions, itself included; None for all. Without cached positions, the document mask
-    has the window.
+    The cache has the sliding window of the layer. Without cached positions, the document mask has it.
     """
-
-    def __init__(self, window: int | None = None) -> None:
-        self._window = window
 
     def __call__(
         self,
@@ -110,11 +108,13 @@ class CausalCore:
                 return document_mask.attend(q_BHSE, k_BGSE, v_BGSE)
             return attend(q_BHSE, k_BGSE, v_BGSE)
         k_BGTE, v_BGTE = (cached.to(q_BHSE.dtype) for cached in cache.append(k_BGSE, v_BGSE))
-        return attend(q_BHSE, k_BGTE, v_BGTE, cache.mask(q_BHSE.shape[2], self._window))
+        return attend(q_BHSE, k_BGTE, v_BGTE, cache.mask(q_BHSE.shape[2]))
 
 
 class Attention(nn.Module):
     """Causal self-attention with rotary positions: MHA, GQA or MQA."""
+
+    norm_class: type[RMSNorm] = RMSNorm  # of queries and keys
 
     def __init__(self, config: ModelConfig, shard: ModelShard = FULL_MODEL) -> None:
         super().__init__()
@@ -127,15 +127,16 @@ class Attention(nn.Module):
             self.q = Linear(width, here.queries * head_dim, bias=config.qkv_bias)
             self.k = Linear(width, here.kvs * head_dim, bias=config.qkv_bias)
             self.v = Linear(width, here.kvs * head_dim, bias=config.qkv_bias)
-        self.q_norm: nn.Module = RMSNorm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.k_norm: nn.Module = RMSNorm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.core: AttentionCore = CausalCore(config.sliding_window)
+        norm = self.norm_class
+        self.q_norm: nn.Module = norm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm: nn.Module = norm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.core: AttentionCore = CausalCore()
         self.output = Linear(here.queries * head_dim, width, bias=False)
 
     def forward(
         self,
         x_BSD: torch.Tensor,
-        tables: RopeTables,
+        tables: RopeTables | None,
         cache: LayerCache | None = None,
         document_mask: DocumentMask | None = None,
     ) -> torch.Tensor:
@@ -143,13 +144,18 @@ class Attention(nn.Module):
         out: torch.Tensor = self.output(self.attend(*self.project(x_BSD, tables), cache, document_mask))
         return out
 
-    def project(self, x_BSD: torch.Tensor, tables: RopeTables) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Project and rotate: (B, S, D) -> queries (B, H, S, E), keys and values (B, G, S, E)."""
+    def project(
+        self, x_BSD: torch.Tensor, tables: RopeTables | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Project and rotate, if there are tables: (B, S, D) -> queries (B, H, S, E), keys and values (B, G, S, E)."""
         q_BSGRE, k_BSG1E, v_BSG1E = self._project(x_BSD)
-        cos_S11F, sin_S11F = (table[..., None, None, :] for table in tables)
-        q_BSGRE = rotate(self.q_norm(q_BSGRE), cos_S11F, sin_S11F)
-        k_BSG1E = rotate(self.k_norm(k_BSG1E), cos_S11F, sin_S11F)
-        # A copy of v: as a view it would keep the complete fused projection alive until backward.
+        q_BSGRE, k_BSG1E = self.q_norm(q_BSGRE), self.k_norm(k_BSG1E)
+        # Copies, if not rotated, as of v: a view would keep the complete fused projection alive until backward.
+        if tables is None:
+            q_BSGRE, k_BSG1E = q_BSGRE.contiguous(), k_BSG1E.contiguous()
+        else:
+            cos_S11F, sin_S11F = (table[..., None, None, :] for table in tables)
+            q_BSGRE, k_BSG1E = rotate(q_BSGRE, cos_S11F, sin_S11F), rotate(k_BSG1E, cos_S11F, sin_S11F)
         v_BSGE = v_BSG1E.squeeze(3).contiguous()
         return q_BSGRE.flatten(2, 3).transpose(1, 2), k_BSG1E.squeeze(3).transpose(1, 2), v_BSGE.transpose(1, 2)
 
@@ -176,7 +182,9 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x))."""
+    """SwiGLU: down(silu(gate(x)) * up(x)); or with another activation."""
+
+    activation: ClassVar[Activation] = SILU
 
     def __init__(self, config: ModelConfig, shard: ModelShard = FULL_MODEL) -> None:
         super().__init__()
@@ -201,7 +209,9 @@ class FeedForward(nn.Module):
 
     def activate(self, *gate_up: torch.Tensor) -> torch.Tensor:
         """Compute silu(gate) * up from the result of ``project``: -> (B, S, N I)."""
-        return swiglu_fused(*gate_up).flatten(2) if self.coalesce else swiglu(*gate_up)
+        if self.coalesce:
+            return gated_fused(*gate_up, self.activation).flatten(2)
+        return gated(*gate_up, self.activation)
 
 
 class DecoderBlock(nn.Module):
@@ -213,13 +223,15 @@ class DecoderBlock(nn.Module):
     """
 
     attention_class: type[Attention] = Attention
+    feed_forward_class: type[FeedForward] = FeedForward
+    norm_class: type[RMSNorm] = RMSNorm  # of the final norm too
 
     def __init__(self, config: ModelConfig, shard: ModelShard = FULL_MODEL) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.attention_norm = self.norm_class(config.hidden_size, config.norm_eps)
         self.attention = self.attention_class(config, shard)
-        self.feed_forward_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.feed_forward = FeedForward(config, shard)
+        self.feed_forward_norm = self.norm_class(config.hidden_size, config.norm_eps)
+        self.feed_forward = self.feed_forward_class(config, shard)
 
     def sharded_norms(self) -> list[ShardedRMSNorm]:
         """Norms whose statistics are summed over the shards of the block."""
@@ -246,7 +258,7 @@ class DecoderBlock(nn.Module):
     def forward(
         self,
         x_BSD: torch.Tensor,
-        tables: RopeTables,
+        tables: RopeTables | None,
         cache: LayerCache | None = None,
         document_mask: DocumentMask | None = None,
     ) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Pointwise operations of the decoder (RMSNorm, rotary embedding, SwiGLU) with hand-written backward passes.
 
-    rms_norm     x -> x / rms(x) * weight     saves x and one number per row
+    rms_norm     x -> x / rms(x) * weight     saves x and one number per row; or times (1 + weight)
     rotate       x -> x rotated by position   saves no activation
-    swiglu       gate, up -> silu(gate) * up  saves its inputs only
+    gated        gate, up -> silu(gate) * up  saves its inputs only; or gelu(gate) * up
 
     each: a function -> its autograd function -> torch.ops.hlat.NAME where ``has_kernels``, else formulas in torch
 
@@ -18,7 +18,8 @@ intermediate width; "..." any leading dimensions.
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -45,39 +46,46 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Compute ``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension (Zhang and Sennrich 2019).
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
+    """Compute ``x / sqrt(mean(x ** 2) + eps) * (offset + weight)`` over the last dimension (Zhang and Sennrich 2019).
 
     (..., width), any floating dtype and strides, to the same shape and dtype; the weight is cast to it.
     """
     if torch.compiler.is_compiling():
         x_wide = x.to(accumulation_dtype(x.dtype))
         scale = (x_wide.square().mean(-1, keepdim=True) + eps).rsqrt()
-        return (x_wide * scale * weight.to(x.dtype)).to(x.dtype)
-    out: torch.Tensor = _RMSNorm.apply(x, weight.to(x.dtype), eps)  # type: ignore[no-untyped-call]
+        return (x_wide * scale * _shifted(weight.to(x.dtype), offset)).to(x.dtype)
+    out: torch.Tensor = _RMSNorm.apply(x, weight.to(x.dtype), eps, offset)  # type: ignore[no-untyped-call]
     return out
+
+
+def _shifted(weight: torch.Tensor, offset: float) -> torch.Tensor:
+    return weight + offset if offset else weight
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
         out: torch.Tensor
+        factor = _shifted(weight, offset)  # in backward again, so that no copy is saved
         if has_kernels(x):
-            out, scale = torch.ops.hlat.rms_norm(x, weight, eps)
+            out, scale = torch.ops.hlat.rms_norm(x, factor, eps)
         else:
             x_wide = x.to(accumulation_dtype(x.dtype))
             scale = x_wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-            out = (x_wide * scale).mul_(weight).to(x.dtype)
+            out = (x_wide * scale).mul_(factor).to(x.dtype)
         ctx.save_for_backward(x, weight, scale)
+        ctx.offset = offset
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        saved = ctx.saved_tensors  # once: each access recomputes what activation checkpointing dropped
-        if has_kernels(saved[0]):
-            return *torch.ops.hlat.rms_norm_backward(grads[0], *saved), None
-        return *_norm_gradients(saved, grads[0], lambda sums: sums.div_(saved[0].shape[-1])), None
+        x, weight, scale = ctx.saved_tensors  # once: each access recomputes what activation checkpointing dropped
+        saved = x, _shifted(weight, ctx.offset), scale
+        if has_kernels(x):
+            return *torch.ops.hlat.rms_norm_backward(grads[0], *saved), None, None
+        return *_norm_gradients(saved, grads[0], lambda sums: sums.div_(x.shape[-1])), None, None
 
 
 def _norm_gradients(
@@ -282,72 +290,96 @@ def _rotate(
     run("rotate", x_BSGRE.dtype, arguments, batch * sequence, block_rows(groups * heads * width))
 
 
-def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Compute ``silu(gate) * up`` (Shazeer 2020) of two tensors of one shape."""
+class Activation(NamedTuple):
+    """Activation function of a gated feed-forward layer (Shazeer 2020): ``function(gate) * up``."""
+
+    function: Callable[[torch.Tensor], torch.Tensor]
+    backward: Callable[..., Any]  # writes the gradient by its input, from that by its output and the input
+    has_kernels: bool = False
+
+
+SILU = Activation(F.silu, torch.ops.aten.silu_backward.grad_input, True)  # SwiGLU
+# GeGLU, with the approximation by tanh (Hendrycks and Gimpel 2016)
+GELU_TANH = Activation(
+    partial(F.gelu, approximate="tanh"), partial(torch.ops.aten.gelu_backward.grad_input, approximate="tanh")
+)
+
+
+def gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation = SILU) -> torch.Tensor:
+    """Compute ``function(gate) * up`` of two tensors of one shape."""
     if torch.compiler.is_compiling():
-        return F.silu(gate) * up
-    out: torch.Tensor = _SwiGLU.apply(gate, up)  # type: ignore[no-untyped-call]
+        return activation.function(gate) * up
+    out: torch.Tensor = _Gated.apply(gate, up, activation)  # type: ignore[no-untyped-call]
     return out
 
 
-def swiglu_fused(gate_up: torch.Tensor) -> torch.Tensor:
-    """Compute ``silu(gate) * up`` of one tensor (..., 2, I) of gate and up; returns (..., I)."""
+def gated_fused(gate_up: torch.Tensor, activation: Activation = SILU) -> torch.Tensor:
+    """Compute ``function(gate) * up`` of one tensor (..., 2, I) of gate and up; returns (..., I)."""
     if torch.compiler.is_compiling():
         gate, up = gate_up.unbind(-2)
-        return F.silu(gate) * up
-    out: torch.Tensor = _FusedSwiGLU.apply(gate_up)  # type: ignore[no-untyped-call]
+        return activation.function(gate) * up
+    out: torch.Tensor = _FusedGated.apply(gate_up, activation)  # type: ignore[no-untyped-call]
     return out
 
 
-def _swiglu_forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = torch.ops.hlat.swiglu(gate, up) if _are_alike(gate, up) else F.silu(gate).mul_(up)
-    return out
+def _gated_forward(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    if _has_kernels(gate, up, activation):
+        fused: torch.Tensor = torch.ops.hlat.swiglu(gate, up)
+        return fused
+    return activation.function(gate).mul_(up)
 
 
-def _are_alike(gate: torch.Tensor, up: torch.Tensor) -> bool:
-    return has_kernels(gate) and gate.dtype == up.dtype and gate.shape == up.shape
+def _has_kernels(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> bool:
+    return activation.has_kernels and has_kernels(gate) and gate.dtype == up.dtype and gate.shape == up.shape
 
 
-def _swiglu_backward(
-    grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, grad_gate: torch.Tensor, grad_up: torch.Tensor
+def _gated_backward(
+    grad: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    grad_gate: torch.Tensor,
+    grad_up: torch.Tensor,
+    activation: Activation,
 ) -> None:
     """Write the gradients of gate and up into the given tensors, which may be slices of one."""
-    if _are_alike(gate, up):
+    if _has_kernels(gate, up, activation):
         torch.ops.hlat.swiglu_backward(grad, gate, up, grad_gate, grad_up)
         return
-    torch.mul(F.silu(gate), grad, out=grad_up)
-    torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=grad_gate)
+    torch.mul(activation.function(gate), grad, out=grad_up)
+    activation.backward(grad * up, gate, grad_input=grad_gate)
 
 
-class _SwiGLU(torch.autograd.Function):
+class _Gated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
         ctx.save_for_backward(gate, up)
-        return _swiglu_forward(gate, up)
+        ctx.activation = activation
+        return _gated_forward(gate, up, activation)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         gate, up = ctx.saved_tensors
         grad_gate, grad_up = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (gate, up))
-        _swiglu_backward(grads[0], gate, up, grad_gate, grad_up)
-        return grad_gate, grad_up
+        _gated_backward(grads[0], gate, up, grad_gate, grad_up, ctx.activation)
+        return grad_gate, grad_up, None
 
 
-class _FusedSwiGLU(torch.autograd.Function):
+class _FusedGated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         ctx.save_for_backward(gate_up)
-        return _swiglu_forward(*gate_up.unbind(-2))
+        ctx.activation = activation
+        return _gated_forward(*gate_up.unbind(-2), activation)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (gate_up,) = ctx.saved_tensors
         # One tensor for both, so that the gradient of the fused projection need not be assembled.
         out = torch.empty_like(gate_up, memory_format=torch.contiguous_format)
-        _swiglu_backward(grads[0], *gate_up.unbind(-2), *out.unbind(-2))
-        return out
+        _gated_backward(grads[0], *gate_up.unbind(-2), *out.unbind(-2), ctx.activation)
+        return out, None
 
 
 class Gated(ctypes.Structure):

@@ -66,7 +66,7 @@ class ForwardModel:
         DataError: rows so long that each, as its own length has it, would be rotated otherwise.
         """
         length = tokens_BS.shape[1] + (0 if cache is None else cache.length)
-        if self.decoder.rope.depends_on_length(length):
+        if self.decoder.depends_on_length(length):
             raise DataError(
                 f"texts of {length} tokens cannot be computed together: with the model's RoPE scaling, those above "
                 f"{self.config.rope.constant_up_to} tokens are rotated by their lengths. Use shorter ones."

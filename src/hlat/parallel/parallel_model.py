@@ -336,7 +336,7 @@ def _build_stage(
         model = Decoder(recipe.model, shard)
     replace_parameters(model, lambda parameter: parameter.to(mode.weights))
     model.compute = mode.compute
-    model.window = recipe.model.window(recipe.data.sequence_length)
+    model.longest = recipe.data.sequence_length
     # The order follows the head of this file: hooks are attached to modules before they are compiled and sharded.
     if recipe.precision.mode == "fp8":
         for block in model.blocks():
@@ -358,7 +358,8 @@ def _build_stage(
     if runtime.world > 1:
         model.spans = layout.spans(runtime.rank, recipe.data.sequence_length)
     # That of the rows, whatever positions this rank has and however long their documents are
-    model.rope.length = recipe.data.sequence_length
+    for rope in model.ropes.values():
+        rope.length = recipe.data.sequence_length
     if decide_compilation(recipe, runtime.device, runtime.world).on:
         compile_blocks(model, runtime.device)
     pipeline_rank = layout.coordinates(runtime.rank).pp

@@ -23,7 +23,7 @@ from math import inf
 
 import numpy as np
 
-from hlat.model import count_parameters, flops_per_token, hidden_share
+from hlat.model import count_parameters, effective_window, flops_per_token, hidden_share
 from hlat.optim import optimizer_spec
 from hlat.parallel import matrix_shapes, stage_layers
 from hlat.planner.cost.calibration import RatioInterval, shipped_interval
@@ -236,7 +236,7 @@ def workload_columns(request: PlanRequest, layouts: Sequence[Candidate]) -> Work
         model.n_head_dim,
         model.intermediate_size,
         model.vocab_size,
-        window=model.sliding_window or inf,
+        window=effective_window(model, request.sequence),
     )
     optimizer = _optimizer_cost(request)
     # Thousands of layouts share their section, and with it all but two fields.

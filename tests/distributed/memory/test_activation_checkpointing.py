@@ -104,7 +104,7 @@ def _kept(model: ParallelModel, stage: Decoder, recipe: Recipe) -> int:
     with Allocated() as allocated:
         leaving = stage(entering, ids, positions=where)
     parameters = [p.to_local() if hasattr(p, "to_local") else p for p in stage.parameters()]
-    tables = stage.rope.tables(((0, 1),), ids.device)
+    tables = [table for rope in stage.ropes.values() for table in rope.tables(((0, 1),), ids.device)]
     known = [leaving, entering, ids, *parameters, *tables, *([] if where is None else [where])]
     bytes_ = min(_later(lambda: allocated.alive(known)) for _ in range(20))  # until gloo's thread frees messages
     leaving.sum().backward()  # so that all ranks have run the same collectives

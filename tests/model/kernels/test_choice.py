@@ -17,7 +17,7 @@ from hlat.model import IGNORED, CrossEntropy, attend, head_loss
 from hlat.model.kernels import library
 from hlat.model.kernels.attention import attention_is_used_on
 from hlat.model.kernels.library import are_used_on, describe_kernels, has_kernels
-from hlat.model.pointwise import rms_norm, swiglu
+from hlat.model.pointwise import gated, rms_norm
 from hlat.runtime.backend import c_library, cpu
 from hlat.runtime.backend.c_library import CompilationFailed, begin_compiling, compile_c_library, find_c_compiler
 from hlat.runtime.backend.table import backend_of, simulated_backend
@@ -255,7 +255,7 @@ def test_kernels_keep_to_the_instructions_that_torch_is_told_to_use() -> None:
 
 
 def _pointwise(x: torch.Tensor) -> torch.Tensor:
-    return swiglu(rms_norm(x, torch.ones(8), 1e-5), x)
+    return gated(rms_norm(x, torch.ones(8), 1e-5), x)
 
 
 def _loss(x: torch.Tensor) -> torch.Tensor:

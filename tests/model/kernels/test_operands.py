@@ -9,7 +9,7 @@ import torch
 from hlat.model import CrossEntropy
 from hlat.model.document_attention import DOCUMENT_ATTENTION
 from hlat.model.kernels.attention import head_sums_shape
-from hlat.model.pointwise import rms_norm, rotate, swiglu, swiglu_fused
+from hlat.model.pointwise import gated, gated_fused, rms_norm, rotate
 from tests.support.model.kernel_cases import Results, normal, output_and_gradients, same_bits, torch_only
 
 OPERATORS = torch.ops.hlat
@@ -215,7 +215,7 @@ def assert_as_in_torch(function: Callable[..., torch.Tensor], operands: Results,
     ("gate", "up"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16), (torch.float32, torch.float64)]
 )
 def test_gate_and_up_may_have_two_dtypes(gate: torch.dtype, up: torch.dtype) -> None:
-    assert_as_in_torch(swiglu, [rows(3, WIDTH, dtype=gate), rows(3, WIDTH, dtype=up)])
+    assert_as_in_torch(gated, [rows(3, WIDTH, dtype=gate), rows(3, WIDTH, dtype=up)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -243,9 +243,9 @@ def test_gate_and_up_may_be_stored_in_any_order(order: tuple[int, int, int]) -> 
     stored = rows(*((5, 2, WIDTH)[dimension] for dimension in order))
     assert stored.permute(back).shape == (5, 2, WIDTH)
     leaf = stored.permute(back).requires_grad_()
-    (gradient,) = torch.autograd.grad(swiglu_fused(leaf).sum(), leaf)
+    (gradient,) = torch.autograd.grad(gated_fused(leaf).sum(), leaf)
     same = stored.permute(back).contiguous().requires_grad_()
-    (expected,) = torch.autograd.grad(swiglu_fused(same).sum(), same)
+    (expected,) = torch.autograd.grad(gated_fused(same).sum(), same)
     assert same_bits(gradient, expected)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hlat.model.kernels.library import DTYPES, has_kernels
-from hlat.model.pointwise import rms_norm, rotate, swiglu
+from hlat.model.pointwise import gated, rms_norm, rotate
 from tests.support.model.kernel_cases import (
     CASES,
     UNITS,
@@ -85,7 +85,7 @@ def test_empty_tensors_pass(shape: tuple[int, int]) -> None:
     x = torch.ones(shape).requires_grad_()
     weight = torch.ones(shape[1]).requires_grad_()
     angles = torch.ones(shape[0], 1, 1, shape[1])
-    outputs = [rms_norm(x, weight, 1e-5), swiglu(x, x)]
+    outputs = [rms_norm(x, weight, 1e-5), gated(x, x)]
     outputs.append(rotate(torch.ones(2, shape[0], 1, 1, 2 * shape[1]).requires_grad_(), angles, angles))
     assert [out.shape for out in outputs[:2]] == [shape] * 2
     for gradient in torch.autograd.grad(sum(out.sum() for out in outputs), (x, weight)):
@@ -100,7 +100,7 @@ def test_the_sigmoid_is_exact_over_the_whole_range(dtype: torch.dtype) -> None:
     """
     magnitudes = 2.0 ** torch.arange(-30, 30, 2.0**-6)
     gate = torch.cat([magnitudes, -magnitudes]).to(dtype)
-    found = swiglu(gate, torch.ones_like(gate)).double()
+    found = gated(gate, torch.ones_like(gate)).double()
     exact = gate.double() / (1 + torch.exp(-gate.double()))
     error = (found - exact).abs() - 2.0**-100
     assert bool((error <= (UNITS[dtype] + 8 * FP32) * exact.abs()).all())

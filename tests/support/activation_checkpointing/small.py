@@ -25,6 +25,23 @@ KINDS: dict[str, dict[str, Any]] = {
     "separate": {"coalesce": False},
     "many heads, biases": {"kv_heads": 4, "qkv_bias": True},
     "sliding window": {"architecture": "mistral", "sliding_window": 9, "head_dim": 16},
+    "layers differ": {
+        "architecture": "olmo3",
+        "head_dim": 16,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "local_rope": {"theta": 100.0},
+    },
+    "a layer without positions": {"architecture": "smollm3", "rope_layers": [True, False]},
+    "a layer without positions, separate": {"architecture": "smollm3", "rope_layers": [False], "coalesce": False},
+    "norms before and after": {
+        "architecture": "gemma3_text",
+        "head_dim": 16,
+        "query_pre_attn_scalar": 9,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "norms before and after, separate": {"architecture": "gemma3_text", "coalesce": False, "tie_embeddings": True},
     "norms after": {"architecture": "olmo2", "head_dim": 16},
     "norms after, separate": {"architecture": "olmo2", "coalesce": False, "tie_embeddings": True},
     "normed queries and keys": {"qk_norm": True, "head_dim": 16},
@@ -78,5 +95,5 @@ def kept(model: Decoder, positions: torch.Tensor | None = None) -> int:
     model(ids[:, :2])  # creates the rotation tables
     with Allocated() as allocated:
         loss = model(ids, ids, positions=positions)
-    tables = model.rope.tables(((0, 1),), ids.device)
+    tables = [table for rope in model.ropes.values() for table in rope.tables(((0, 1),), ids.device)]
     return allocated.alive([loss, ids, *tables, *model.parameters()]) + ids.nbytes

@@ -15,6 +15,16 @@ NORMS_AFTER = {"layers": 4, "heads": 8, "kv_heads": 2, "architecture": "olmo2", 
 # frequencies that depend on the length of rows, of which ranks of context parallelism have parts that end elsewhere
 DYNAMIC = {**GQA, "rope": {"scaling": {"kind": "dynamic", "factor": 4.0, "original_max_position": 8}}}
 WINDOW = {"layers": 4, "heads": 8, "kv_heads": 4, "architecture": "mistral", "sliding_window": 5}
+# windows and rotations that differ between layers, in a pattern that the stages of a pipeline do not share
+MIXED = {
+    **NORMS_AFTER,
+    "architecture": "olmo3",
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "local_rope": {"theta": 100.0},
+}
+NORMS_BEFORE_AND_AFTER = {**MIXED, "architecture": "gemma3_text", "query_pre_attn_scalar": 5, "tie_embeddings": True}
+NO_ROPE = {"layers": 4, "heads": 4, "kv_heads": 2, "architecture": "smollm3", "rope_layers": [True, False, False]}
 
 # Norms after attention and feed-forward give larger first gradients. At 3e-3 twenty steps multiply differences by a
 # hundred, in float64 too; at this rate they do not, as the bound of comparing.py assumes.
@@ -72,6 +82,25 @@ CASES: tuple[Case, ...] = (
     Case("CP2, sliding window", 2, {"context": 2}, dict(WINDOW), micro_batch=8),
     Case("TP2 x CP2, sliding window", 4, {"tensor": 2, "context": 2}, dict(WINDOW), micro_batch=8),
     Case("TP2 + SP x PP2, sliding window", 4, {"tensor": 2, "pipeline": 2}, dict(WINDOW), micro_batch=4),
+    Case("TP2 x PP2, layers differ", 4, {"tensor": 2, "pipeline": 2}, dict(MIXED), micro_batch=4, lr=CALM),
+    Case("CP2 x DP2, ZeRO 3, layers differ", 4, {"context": 2, "zero": 3}, dict(MIXED), lr=CALM),
+    Case(
+        "TP4 + SP, 2 kv heads, norms before and after",
+        *(4, {"tensor": 4}, dict(NORMS_BEFORE_AND_AFTER)),
+        micro_batch=8,
+        lr=CALM,
+    ),
+    Case(
+        "TP2 x PP2, norms before and after",
+        *(4, {"tensor": 2, "sequence": False, "pipeline": 2}, dict(NORMS_BEFORE_AND_AFTER)),
+        micro_batch=4,
+        lr=CALM,
+    ),
+    Case(
+        "CP2 x DP2, ZeRO 3, norms before and after", 4, {"context": 2, "zero": 3}, dict(NORMS_BEFORE_AND_AFTER), lr=CALM
+    ),
+    Case("TP2 x PP2, layers without RoPE", 4, {"tensor": 2, "pipeline": 2}, dict(NO_ROPE), micro_batch=4),
+    Case("CP2 x DP2, ZeRO 3, layers without RoPE", 4, {"context": 2, "zero": 3}, dict(NO_ROPE)),
     *_pipelines(),
     Case("PP2, 5 layers", 2, {"pipeline": 2}, dict(FIVE_LAYERS)),
     Case("PP2, 1 + 4 layers", 2, {"pipeline": 2, "split": [1, 4]}, dict(FIVE_LAYERS)),
@@ -113,6 +142,9 @@ _USUAL = (
     "TP4 + SP, 2 kv heads, norms after",
     "TP2 x PP2 zbv, norms after",
     "TP2 x CP2, sliding window",
+    "TP2 x PP2, layers differ",
+    "CP2 x DP2, ZeRO 3, layers differ",
+    "TP4 + SP, 2 kv heads, norms before and after",
     "PP2 gpipe",
     "PP4 1f1b",
     "PP4 interleaved-1f1b",

@@ -23,6 +23,7 @@ BASE: dict[str, Any] = {
     # large enough that attention is far from uniform, so that a wrong sign or angle changes results
     "init_std": 0.15,
 }
+FULL, SLIDING = "full_attention", "sliding_attention"
 LLAMA3 = {"kind": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position": 64}
 YARN = {"kind": "yarn", "factor": 4.0, "original_max_position": 64, "mscale": 1.5, "mscale_all_dim": 0.7}
 
@@ -36,6 +37,51 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral-no-window": {"architecture": "mistral", "kv_heads": 1, "tie_embeddings": True},
     "olmo2-gqa": {"architecture": "olmo2", "kv_heads": 2, "norm_eps": 1e-6, "rope": {"theta": 500000.0}},
     "olmo2-mha": {"architecture": "olmo2", "head_dim": 24},
+    "gemma3": {
+        "architecture": "gemma3_text",
+        "layers": 4,
+        "kv_heads": 2,
+        "head_dim": 24,
+        "sliding_window": 9,
+        "layer_types": [SLIDING, SLIDING, FULL],
+        "rope": {"theta": 1e6, "scaling": {"kind": "linear", "factor": 4.0}},
+        "local_rope": {"theta": 10000.0},
+        "tie_embeddings": True,
+        "norm_eps": 1e-6,
+    },
+    "gemma3-scaled": {
+        "architecture": "gemma3_text",
+        "hidden_size": 72,
+        "kv_heads": 1,
+        "query_pre_attn_scalar": 40,
+        "rope": {"theta": 1e6},
+        "sliding_window": 12,
+    },
+    "olmo3": {
+        "architecture": "olmo3",
+        "layers": 5,
+        "kv_heads": 2,
+        "sliding_window": 9,
+        "layer_types": [SLIDING, SLIDING, SLIDING, FULL],
+        "rope": {"theta": 500000.0, "scaling": {"kind": "linear", "factor": 4.0}},
+        "local_rope": {"theta": 500000.0},
+    },
+    "ministral": {
+        "architecture": "ministral",
+        "layers": 4,
+        "kv_heads": 2,
+        "head_dim": 24,
+        "sliding_window": 9,
+        "layer_types": [FULL, SLIDING],
+    },
+    "smollm3": {
+        "architecture": "smollm3",
+        "layers": 5,
+        "kv_heads": 2,
+        "rope": {"theta": 2e6},
+        "rope_layers": [True, True, True, False],
+        "tie_embeddings": True,
+    },
     "qwen2-bias": {"architecture": "qwen2", "kv_heads": 2, "rope": {"theta": 1e6}, "norm_eps": 1e-6},
     "qwen3-norm": {"architecture": "qwen3", "kv_heads": 2, "head_dim": 24, "rope": {"theta": 1e6}, "norm_eps": 1e-6},
     "qwen3-norm-bias-tied": {
@@ -46,6 +92,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "tie_embeddings": True,
     },
 }
+
+WITHOUT_STEP = {"gemma3", "gemma3-scaled", "olmo3", "ministral", "smollm3"}
+"""Families that the compiled decoding step does not compute."""
 
 
 def config_of(family: str, **more: Any) -> ModelConfig:
@@ -99,7 +148,9 @@ def float64_norms(theirs: nn.Module) -> Iterator[None]:
     saved = {cls: cls.forward for cls in norms}
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+        is_gemma = type(self).__name__.startswith("Gemma")
+        weight, eps = (1.0 + self.weight, self.eps) if is_gemma else (self.weight, self.variance_epsilon)
+        return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
 
     for cls in norms:
         cls.forward = forward

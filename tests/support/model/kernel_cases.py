@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import torch
 
-from hlat.model.pointwise import rms_norm, rotate, swiglu, swiglu_fused
+from hlat.model.pointwise import gated, gated_fused, rms_norm, rotate
 from hlat.runtime.backend.base import TORCH
 from hlat.runtime.backend.cpu import CpuBackend
 
@@ -70,12 +70,12 @@ def rotate_heads_first_case(
 
 def swiglu_case(dtype: torch.dtype, width: int, batch: int = 2) -> tuple[Callable[..., torch.Tensor], Results]:
     """SwiGLU of one fused tensor."""
-    return swiglu_fused, [normal(batch, 5, 3, 2, width, dtype=dtype)]
+    return gated_fused, [normal(batch, 5, 3, 2, width, dtype=dtype)]
 
 
 def separate_swiglu_case(dtype: torch.dtype, width: int, batch: int = 2) -> tuple[Callable[..., torch.Tensor], Results]:
     """SwiGLU of two tensors, one of them a transposed view."""
-    return lambda gate, up: swiglu(gate, up.t()), [
+    return lambda gate, up: gated(gate, up.t()), [
         normal(3 * batch, width, dtype=dtype),
         normal(width, 3 * batch, dtype=dtype),
     ]

@@ -10,6 +10,7 @@ in Hugging Face's config.json.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from pydantic import model_validator
@@ -18,9 +19,19 @@ from hlat.config import own_parts
 from hlat.config.sections.base import MOST_TOKENS, Length, OwnPart, Section, as_own, fixed
 from hlat.config.sections.rope import Scaling
 
-ArchitectureName = Literal["llama", "mistral", "olmo2", "qwen2", "qwen3"]
+ArchitectureName = Literal[
+    "gemma3_text", "llama", "ministral", "mistral", "olmo2", "olmo3", "qwen2", "qwen3", "smollm3"
+]
 
-OPTIONS: Mapping[str, Any] = {"qkv_bias": False, "qk_norm": False, "sliding_window": None}
+OPTIONS: Mapping[str, Any] = {
+    "qkv_bias": False,
+    "qk_norm": False,
+    "sliding_window": None,
+    "layer_types": None,
+    "local_rope": None,
+    "rope_layers": None,
+    "query_pre_attn_scalar": None,
+}
 """Options of the model section that not every architecture has, with the value that means none."""
 
 
@@ -34,8 +45,9 @@ class ArchitectureEntry:
         fixed: options that every model of the architecture has, with their values.
         free: options that a recipe may choose.
         exported_as: options of which each makes a model that transformers has under another name, in this order.
-        implied: values that config.json stands for if it lacks a field.
+        implied: values that config.json stands for if it lacks a field; of a field of each layer, a pattern.
         kv_heads_are_heads: True if a file without num_key_value_heads means one per query head; else it is required.
+        activation: the field of config.json that names the activation, and the names that mean this family's.
         written: further fields of config.json: a constant, or the name of the option in braces.
         refused: fields of config.json whose value must be false or absent, with the reason.
     """
@@ -47,19 +59,56 @@ class ArchitectureEntry:
     exported_as: Mapping[str, str] = field(default_factory=dict)
     implied: Mapping[str, Any] = field(default_factory=dict)
     kv_heads_are_heads: bool = False
+    activation: tuple[str, ...] = ("hidden_act", "silu", "swish")
     written: Mapping[str, Any] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
 _QWEN_WINDOWS = {"sliding_window": 4096, "max_window_layers": 28}  # if use_sliding_window is true
+FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"  # values of layer_types
 
 ARCHITECTURES: dict[str, ArchitectureEntry] = {
+    "gemma3_text": ArchitectureEntry(
+        "Gemma3ForCausalLM",
+        computes_as="gemma3_text",
+        fixed={"qk_norm": True},
+        free=("sliding_window", "layer_types", "local_rope", "query_pre_attn_scalar"),
+        implied={
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "rope_theta": 1000000.0,
+            "rope_local_base_freq": 10000.0,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 6,
+            "tie_word_embeddings": True,
+        },
+        activation=("hidden_activation", "gelu_pytorch_tanh"),
+        written={
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "attention_bias": False,
+            "final_logit_softcapping": None,
+            "attn_logit_softcapping": None,
+            "use_bidirectional_attention": False,
+        },
+        refused={
+            "attention_bias": "projections of Gemma have no biases here.",
+            "final_logit_softcapping": "logits are not capped here.",
+            "attn_logit_softcapping": "scores of attention are not capped here.",
+            "use_bidirectional_attention": "attention never looks at later tokens here.",
+        },
+    ),
     "llama": ArchitectureEntry(
         "LlamaForCausalLM",
         free=("qkv_bias", "qk_norm"),
         exported_as={"qk_norm": "qwen3", "qkv_bias": "qwen2"},
         kv_heads_are_heads=True,
         written={"attention_bias": "{qkv_bias}", "mlp_bias": False},
+    ),
+    "ministral": ArchitectureEntry(
+        "MinistralForCausalLM",
+        free=("sliding_window", "layer_types"),
+        implied={"sliding_window": 4096, "layer_types": (SLIDING_ATTENTION,)},
     ),
     "mistral": ArchitectureEntry(
         "MistralForCausalLM",
@@ -75,6 +124,20 @@ ARCHITECTURES: dict[str, ArchitectureEntry] = {
         written={"attention_bias": False},
         refused={"attention_bias": "projections of OLMo 2 have no biases here."},
     ),
+    "olmo3": ArchitectureEntry(
+        "Olmo3ForCausalLM",
+        computes_as="olmo2",
+        free=("sliding_window", "layer_types", "local_rope"),
+        implied={
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "sliding_window": 4096,
+            "layer_types": (SLIDING_ATTENTION, SLIDING_ATTENTION, SLIDING_ATTENTION, FULL_ATTENTION),
+        },
+        kv_heads_are_heads=True,
+        written={"attention_bias": False},
+        refused={"attention_bias": "projections of OLMo 3 have no biases here."},
+    ),
     "qwen2": ArchitectureEntry(
         "Qwen2ForCausalLM",
         fixed={"qkv_bias": True},
@@ -87,6 +150,13 @@ ARCHITECTURES: dict[str, ArchitectureEntry] = {
         free=("qkv_bias",),
         implied={"head_dim": 128, **_QWEN_WINDOWS},  # the width of heads is independent of hidden_size / heads
         written={"use_sliding_window": False, "attention_bias": "{qkv_bias}"},
+    ),
+    "smollm3": ArchitectureEntry(
+        "SmolLM3ForCausalLM",
+        free=("rope_layers",),
+        implied={"rope_theta": 2000000.0, "tie_word_embeddings": True, "no_rope_layer_interval": 4},
+        written={"use_sliding_window": False, "attention_bias": False, "mlp_bias": False},
+        refused={"attention_bias": "projections of SmolLM3 have no biases here."},
     ),
 }
 assert ARCHITECTURES.keys() == set(get_args(ArchitectureName)), "every name has its entry"
@@ -155,6 +225,17 @@ class RopeConfig(Section):
         return None if self.scaling is None else self.scaling.constant_up_to
 
 
+@dataclass(frozen=True)
+class LayerKind:
+    """What differs between the layers of a model."""
+
+    window: int | None  # tokens that a token attends to, itself included; None for all before it
+    rope: RopeConfig | None  # None for no rotation
+
+
+LayerType = Literal["full_attention", "sliding_attention"]
+
+
 class ModelConfig(Section):
     """The decoder. Give the numbers, or a preset or a Hugging Face config.json and what differs from it."""
 
@@ -193,6 +274,14 @@ class ModelConfig(Section):
     """Apply an RMSNorm over the head dimension to queries and keys before RoPE (Qwen3)."""
     sliding_window: Length | None = fixed(None, gt=0, le=MOST_TOKENS)
     """Number of tokens that a token attends to, itself included (Mistral); null means all before it."""
+    layer_types: tuple[LayerType, ...] | None = fixed(None, min_length=1)
+    """Which layers have the sliding window (OLMo 3): a pattern, repeated over the layers; null means all of them."""
+    local_rope: RopeConfig | None = fixed(None)
+    """Rotary position embedding of the layers with a sliding window; null means that of the others."""
+    rope_layers: tuple[bool, ...] | None = fixed(None, min_length=1)
+    """Which layers have rotary positions (SmolLM3): a pattern, repeated over the layers; null means all of them."""
+    query_pre_attn_scalar: int | None = fixed(None, gt=0, le=WIDEST)
+    """Scores of attention are divided by its square root (Gemma); null means the width of a head."""
     coalesce: bool = True
     """Fuse q, k, v into one matrix and gate, up into another; weights convert both ways, equal up to rounding."""
     init_std: float = fixed(0.02, gt=0)
@@ -215,10 +304,23 @@ class ModelConfig(Section):
         """Values of the options that not every architecture has."""
         return {name: getattr(self, name) for name in OPTIONS}
 
+    def layer_kind(self, index: int) -> LayerKind:
+        """Return the window and the rotation of a layer, by its index in the complete model."""
+        is_local = (
+            self.sliding_window is not None
+            and _of_layer(self.layer_types, index, SLIDING_ATTENTION) == SLIDING_ATTENTION
+        )
+        rope = self.local_rope if is_local and self.local_rope is not None else self.rope
+        window = self.sliding_window if is_local else None
+        return LayerKind(window, rope if _of_layer(self.rope_layers, index, True) else None)
+
+    def windows(self, sequence_length: int) -> tuple[int | None, ...]:
+        """Return the window of each layer; None if it is not shorter than a sequence, so that it changes nothing."""
+        return _windows(self.sliding_window, self.layer_types, self.layers, sequence_length)
+
     def window(self, sequence_length: int) -> int | None:
-        """Return the sliding window if it is shorter than a sequence, so that it changes something; else None."""
-        window = self.sliding_window
-        return window if window is not None and window < sequence_length else None
+        """Return the sliding window if it changes something in a layer; else None."""
+        return next((window for window in self.windows(sequence_length) if window is not None), None)
 
     @property
     def n_kv_heads(self) -> int:
@@ -227,6 +329,18 @@ class ModelConfig(Section):
     @property
     def n_head_dim(self) -> int:
         return self.head_dim or self.hidden_size // self.heads
+
+
+@lru_cache  # the planner asks for every layout
+def _windows(window: int | None, types: tuple[str, ...] | None, layers: int, length: int) -> tuple[int | None, ...]:
+    if window is None or window >= length:
+        return (None,) * layers
+    kinds = (_of_layer(types, index, SLIDING_ATTENTION) for index in range(layers))
+    return tuple(window if kind == SLIDING_ATTENTION else None for kind in kinds)
+
+
+def _of_layer(pattern: tuple[Any, ...] | None, index: int, otherwise: Any) -> Any:
+    return otherwise if pattern is None else pattern[index % len(pattern)]
 
 
 class OwnModelConfig(ModelConfig, OwnPart):

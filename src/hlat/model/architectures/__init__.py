@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hlat.config import ModelConfig, OwnModelConfig, own_parts
 from hlat.model.architectures.base import Architecture, NormPlace
+from hlat.model.architectures.gemma import GEMMA
 from hlat.model.architectures.llama import LLAMA
 from hlat.model.architectures.olmo2 import OLMO2
 from hlat.model.spec import ModelShard, ModelSpec
@@ -17,11 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["NormPlace", "architecture_of", "build_block", "model_spec", "norm_place"]
 
 _ARCHITECTURES: dict[str, Architecture] = {
+    "gemma3_text": GEMMA,
     "llama": LLAMA,
+    "ministral": LLAMA,
     "mistral": LLAMA,
     "olmo2": OLMO2,
+    "olmo3": OLMO2,
     "qwen2": LLAMA,
     "qwen3": LLAMA,
+    "smollm3": LLAMA,
 }
 
 

@@ -53,6 +53,7 @@ class Architecture:
     # Where the norms of a block are, if its blocks are ``DecoderBlock`` in everything else; the compiled decoding step
     # (``hlat.model.decoding``) then computes them. None if they are not: torch decodes.
     norm_place: NormPlace | None = None
+    scales_embedding: bool = False  # True if embeddings are multiplied by the square root of their width
     # pydantic model of further fields of the model section, for an architecture of the user's own; they are in
     # ``own_options`` of the section
     Options: type[BaseModel] = Section
@@ -61,7 +62,12 @@ class Architecture:
 _CORE = ("attention_log_sum", "attention_output")  # steps that run core attention again
 
 
-def decoder_spec(block: tuple[ParameterSpec, ...], saved: tuple[SavedTensor, ...], tie_embeddings: bool) -> ModelSpec:
+def decoder_spec(
+    block: tuple[ParameterSpec, ...],
+    saved: tuple[SavedTensor, ...],
+    tie_embeddings: bool,
+    norm: Initial = Initial.ONES,  # values of the final norm
+) -> ModelSpec:
     """Describe a decoder with these blocks, a token embedding, a final norm and a head."""
     # A tied matrix has a term of its gradient on the first pipeline stage, and one on the last
     tied = GradientSum.TIED if tie_embeddings else GradientSum.NONE
@@ -71,15 +77,17 @@ def decoder_spec(block: tuple[ParameterSpec, ...], saved: tuple[SavedTensor, ...
     return ModelSpec(
         embedding=ParameterSpec("embedding.weight", (embedding,)),
         block=block,
-        norm=stream_norm("norm.weight", "model.norm.weight"),
+        norm=stream_norm("norm.weight", "model.norm.weight", initial=norm),
         head=None if tie_embeddings else ParameterSpec("head.weight", (head,)),
         saved=saved,
     )
 
 
-def stream_norm(name: str, canonical: str, step: str = "", freed_by: str = "") -> ParameterSpec:
+def stream_norm(
+    name: str, canonical: str, step: str = "", freed_by: str = "", initial: Initial = Initial.ONES
+) -> ParameterSpec:
     """Describe a norm of the residual stream, or of what is added to it."""
-    tensor = TensorSpec(canonical, Axis.WIDTH, None, Component.NORMS, Initial.ONES, GradientSum.SEQUENCE)
+    tensor = TensorSpec(canonical, Axis.WIDTH, None, Component.NORMS, initial, GradientSum.SEQUENCE)
     return ParameterSpec(name, (tensor,), step=step, freed_by=freed_by)
 
 
@@ -100,14 +108,14 @@ def projections(kind: str, coalesce: bool) -> tuple[ParameterSpec, ...]:
     )
 
 
-def head_norms() -> tuple[ParameterSpec, ...]:
+def head_norms(initial: Initial = Initial.ONES) -> tuple[ParameterSpec, ...]:
     """Describe norms of each query head and of each key head, with a weight that all heads share."""
-    return tuple(_head_norm(name) for name in ("q_norm.weight", "k_norm.weight"))
+    return tuple(_head_norm(name, initial) for name in ("q_norm.weight", "k_norm.weight"))
 
 
-def _head_norm(name: str) -> ParameterSpec:
+def _head_norm(name: str, initial: Initial) -> ParameterSpec:
     # All heads share the weight, and each tensor rank has some of them: a sum over these ranks.
-    tensor = TensorSpec(f"self_attn.{name}", Axis.HEAD, None, Component.NORMS, Initial.ONES, GradientSum.TENSOR)
+    tensor = TensorSpec(f"self_attn.{name}", Axis.HEAD, None, Component.NORMS, initial, GradientSum.TENSOR)
     return ParameterSpec(f"attention.{name}", (tensor,), step="qk_norm", freed_by="qkv")
 
 

@@ -139,7 +139,7 @@ class Passed(NamedTuple):
         )
 
     def activations(self, recomputed: frozenset[str]) -> ActivationBytes:
-        shard = ModelShard(0, self.tensor, range(1), *self.ends)
+        shard = ModelShard(0, self.tensor, None, *self.ends)  # bytes of a layer are a mean over all
         shares = (shard, self.sequence_parallel, self.context)
         workload = RankWorkload(*shares, not self.sharded, self.masks, self.scores, self.isolated)
         return activation_bytes(self.model.model, self.micro_batch, self.sequence, self.mode, recomputed, workload)

@@ -83,12 +83,12 @@ def _core_flops(request: PlanRequest, candidate: Candidate, tokens: float) -> fl
 
 
 def _attended_positions(request: PlanRequest, candidate: Candidate) -> float:
-    window = request.model.window(request.sequence)
-    if window is not None:
-        return window
+    """Mean over all layers."""
     # Each context rank has two chunks of the sequence; a query attends to all positions up to the end of its chunk.
     chunks = 2 * candidate.context
-    return request.sequence * (chunks + 1) / (2 * chunks) if candidate.context > 1 else request.sequence
+    all_before = request.sequence * (chunks + 1) / (2 * chunks) if candidate.context > 1 else request.sequence
+    windows = request.model.windows(request.sequence)
+    return sum(all_before if window is None else window for window in windows) / len(windows)
 
 
 AXES = ("tensor", "context", "pipeline", "data")

@@ -1,0 +1,81 @@
+"""Gemma 3, text (arXiv 2503.19786): norms before and after each half of a block, whose weights are 1 + w.
+
+    x -> attention_norm -> q, k, v -> q_norm, k_norm -> attention -> output -> attention_output_norm -> +
+      -> feed_forward_norm -> gate, up -> down -> feed_forward_output_norm -> +
+
+Embeddings are multiplied by the square root of their width. The feed-forward layer is GeGLU.
+"""
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from hlat.config import ModelConfig
+from hlat.model.architectures.base import (
+    Architecture,
+    decoder_spec,
+    feed_forward,
+    head_norms,
+    output_projection,
+    projections,
+    saved_by_attention,
+    saved_by_feed_forward,
+    saved_by_head_norms,
+    stream_norm,
+)
+from hlat.model.spec import Axis, Initial, ModelSpec, ParameterSpec, SavedTensor
+
+if TYPE_CHECKING:
+    from hlat.model.layers import DecoderBlock
+
+
+def gemma_spec(config: ModelConfig) -> ModelSpec:
+    """Describe a model with norms before and after each half of a block."""
+    return _describe(config.tie_embeddings, config.coalesce, config.qk_norm)
+
+
+@lru_cache
+def _describe(tie_embeddings: bool, coalesce: bool, qk_norm: bool) -> ModelSpec:
+    block = (
+        _norm("attention", "input", "attention_input"),
+        *projections("weight", coalesce),
+        *(head_norms(Initial.ZEROS) if qk_norm else ()),
+        output_projection(),
+        _norm("attention_output", "post_attention", "residual"),
+        _norm("feed_forward", "pre_feedforward", "feed_forward_input"),
+        *feed_forward(coalesce),
+        _norm("feed_forward_output", "post_feedforward", ""),
+    )
+    return decoder_spec(block, _saved(coalesce, qk_norm), tie_embeddings, norm=Initial.ZEROS)
+
+
+def _norm(name: str, canonical: str, freed_by: str) -> ParameterSpec:
+    return stream_norm(f"{name}_norm.weight", f"{canonical}_layernorm.weight", f"{name}_norm", freed_by, Initial.ZEROS)
+
+
+def _saved(coalesce: bool, qk_norm: bool) -> tuple[SavedTensor, ...]:
+    width = (Axis.WIDTH,)
+    return (
+        SavedTensor("x", axes=width, between=True),
+        SavedTensor("attention_norm_scale", ("attention_input",), statistics=True, between=True),
+        SavedTensor("attention_input", ("attention_input",), width),
+        *saved_by_attention(),
+        SavedTensor("attention_result", ("residual",), width, between=True),
+        SavedTensor("attention_output_norm_scale", ("residual",), statistics=True, between=True),
+        SavedTensor("residual", ("residual",), width, between=True),
+        SavedTensor("feed_forward_norm_scale", ("feed_forward_input",), statistics=True, between=True),
+        SavedTensor("feed_forward_input", ("feed_forward_input",), width),
+        *saved_by_feed_forward(),
+        *(saved_by_head_norms(coalesce) if qk_norm else ()),
+        # Saved by its norm, and never recomputed, as in OLMo 2
+        SavedTensor("feed_forward_result", axes=width, between=True),
+        SavedTensor("feed_forward_output_norm_scale", statistics=True, between=True),
+    )
+
+
+def _block() -> type["DecoderBlock"]:
+    from hlat.model.architectures.gemma_block import GemmaBlock  # noqa: PLC0415  (imports torch)
+
+    return GemmaBlock
+
+
+GEMMA = Architecture(gemma_spec, _block, scales_embedding=True)
