@@ -146,7 +146,7 @@ def _same_rates(saved: Mapping[str, Any], recipe: Recipe, step: int) -> bool:
     length = {name: training.get(name.partition(".")[2]) if isinstance(training, dict) else None for name in _LENGTH}
     content["training"] |= {name.partition(".")[2]: value for name, value in length.items()}
     try:
-        before = Recipe.model_validate({**content, "schedule": saved.get("schedule", {})})
+        before = Recipe.model_validate({**content, "schedule": saved.get("schedule", {})}).placed(recipe.place)
         old, new = ((each.schedule, each.horizon_steps) for each in (before, recipe))
     except (ValidationError, AssertionError):  # a file that was edited
         return False

@@ -180,7 +180,8 @@ class Recipe(Section):
         """Place of this stage in its run; None if the recipe is of a whole run."""
         return self._place
 
-    def placed(self, place: StagePlace) -> "Recipe":
+    def placed(self, place: StagePlace | None) -> "Recipe":
+        """Return the recipe as that of a stage at its place."""
         found = self.model_copy()
         object.__setattr__(found, "__pydantic_private__", {"_place": place})
         return found

@@ -20,9 +20,7 @@ from hlat.config.sections.model import (
     FULL_ATTENTION,
     OPTIONS,
     SLIDING_ATTENTION,
-    Llama3Scaling,
     ModelConfig,
-    Scaling,
     architecture_entry,
 )
 from hlat.config.sections.operation import FaultConfig

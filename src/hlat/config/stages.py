@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hlat.config.recipe import BatchSchedule, Recipe
 
 _MAY_CHANGE: Mapping[str, tuple[str, ...] | None] = {
-    "model": ("rope",),
+    "model": ("rope", "local_rope"),
     "data": ("path", "sources", "sequence_length", "packing", "isolate", "shuffle", "prepared_dir"),
     "batch": ("global_batch", "micro_batch"),
     "optimizer": None,
@@ -98,7 +98,7 @@ def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) ->
 def _weighted(source: Any, weights: Mapping[str, float]) -> Any:
     if not isinstance(source, Mapping):
         return source
-    return {**source, "weight": weights.get(source.get("name") or source.get("path"), 0.0)}
+    return {**source, "weight": weights.get(str(source.get("name") or source.get("path")), 0.0)}
 
 
 def _give_folder(

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol, TypeGuard
 import torch
 from torch import nn
 
-from hlat.config import ModelConfig, OptimizerConfig
+from hlat.config import ModelConfig, OptimizerConfig, RopeConfig
 from hlat.model.architectures import architecture_of, build_block
 from hlat.model.document_attention import DocumentMask, Spans, row_offsets
 from hlat.model.kernels.matmul import Embedding
@@ -33,7 +33,7 @@ from hlat.model.layers import DecoderBlock
 from hlat.model.loss import Head, Reduction, TiedHead, head_loss
 from hlat.model.parameter_layout import WEIGHT_DTYPES, RowBlock, RowLayout, RowRun, parameter_layouts
 from hlat.model.parametrization import Scale, scale_of
-from hlat.model.rope import Rope
+from hlat.model.rope import Rope, RopeTables
 from hlat.model.spec import FULL_MODEL, ModelShard, vocabulary_rows
 from hlat.runtime.distributed.join import host_values
 from hlat.runtime.random_keys import stream_key
@@ -125,6 +125,7 @@ class Decoder(nn.Module):
         masked = cache is not None and cache.has_mask
         assert positions is None or cache is None or masked, "generation continues a single document"
         spans = self._spans(x, cache)
+        tables: dict[RopeConfig | None, RopeTables]
         tables = {rope: its.tables(spans, x.device, positions) for rope, its in self.ropes.items()}
         masks = {} if masked else self._document_masks(x, spans, positions)
         x_BSD = self.embedding(x) if self.embedding is not None else x

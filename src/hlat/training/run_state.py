@@ -366,7 +366,7 @@ def build_run_state(
     elif begins_stage:
         saved_recipe, fingerprint = read_saved_run(newest)
         settled = saved_by.model_copy(update={"precision": recipe.precision, "run": recipe.run})
-        recipe_changes = check_resume(saved_recipe, fingerprint, settled, fingerprint)
+        recipe_changes = check_resume(saved_recipe, fingerprint, settled, fingerprint, newest.step)
     else:
         recipe_changes = _check_resume(newest, recipe, prepared, evaluation, arithmetic)
     fresh = newest is None and recipe.checkpoint.init_from is None

@@ -6,12 +6,13 @@ A border is a checkpoint: the last step of a stage saves one, and the next stage
 in another layout if it names one.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from hlat.checkpoint import Checkpoint
 from hlat.config import Recipe
 from hlat.data import PreparedData, TrainingData, readings
-from hlat.optim import placed
+from hlat.optim import placed, rate_at
 from hlat.resilience import AnomalyPolicy
 from hlat.runtime.errors import CheckpointError
 
@@ -19,11 +20,13 @@ from hlat.runtime.errors import CheckpointError
 def stage_record(recipe: Recipe) -> dict[str, Any]:
     """Return what a checkpoint keeps of the stage that saves it: which one, where it began, and what it reads."""
     place = recipe.place
-    index, name, first = (0, "", 0) if place is None else (place.index, place.stage.name, place.first)
+    assert place is not None, "the recipe of a stage"
     return {
-        "index": index,
-        "name": name,
-        "first": first,
+        "index": place.index,
+        "name": place.stage.name,
+        "first": place.first,
+        "schedule_first": place.schedule_first,
+        "schedule_stop": place.schedule_stop,
         "reads": [{"first": each.first, "earlier": list(each.earlier), "own": each.own} for each in readings(recipe)],
     }
 
@@ -44,10 +47,15 @@ def find_stage(recipe: Recipe, newest: Checkpoint | None) -> tuple[Recipe, Recip
     following = policy.skipped.next_batch(newest.step)
     last = recipe.batches.containing(max(0, policy.skipped.position_after(newest.step) - 1))
     here, saved_by = (_stage_of(stages, batch) for batch in (following, last))
-    # A run without stages that gets some is in its first stage, and its checkpoints have no record of one.
-    saved = newest.meta.get("stage") or {**stage_record(stages[0]), "reads": None}
-    _check_same(saved, saved_by, newest)
+    saved = newest.meta.get("stage") or _record_without_stages(stages[0], newest)
+    _check_same(saved, saved_by, newest, last + 1)
     return here, saved_by
+
+
+def _record_without_stages(first: Recipe, newest: Checkpoint) -> dict[str, Any]:
+    """Return the record of a run that gets stages only now: all that it has done is of the first one."""
+    stop = Recipe.model_validate(newest.meta["recipe"]).horizon_steps
+    return {**stage_record(first), "reads": None, "schedule_stop": stop}
 
 
 def check_later_stages(recipe: Recipe, prepared: PreparedData) -> None:
@@ -67,7 +75,16 @@ def _stage_of(stages: list[Recipe], batch: int) -> Recipe:
     return next((stage for stage, place in each if place is not None and batch < place.stop), stages[-1])
 
 
-def _check_same(saved: dict[str, Any], stage: Recipe, newest: Checkpoint) -> None:
+def _same_rates(saved: dict[str, Any], stage: Recipe, steps: int) -> bool:
+    """Return True if a schedule that ended elsewhere gave the steps done the rates that they would get now."""
+    assert stage.place is not None, "the recipe of a stage"
+    spans = {name: saved[name] for name in ("schedule_first", "schedule_stop")}
+    before = stage.placed(replace(stage.place, **spans))
+    done = range(stage.place.schedule_first + 1, steps + 1)
+    return before.place == stage.place or all(rate_at(before, step) == rate_at(stage, step) for step in done)
+
+
+def _check_same(saved: dict[str, Any], stage: Recipe, newest: Checkpoint, steps: int) -> None:
     now = stage_record(stage)
     if saved["reads"] is None and any(each["earlier"] or each["own"] for each in now["reads"]):
         reason = "a later stage would get text of which this run has read a part. Say restart: true in it"
@@ -82,6 +99,8 @@ def _check_same(saved: dict[str, Any], stage: Recipe, newest: Checkpoint) -> Non
             f"what stage {now['name']} reads would change: a stage with other rows shares out its sources in another "
             "way now. Set the stages again as they were"
         )
+    elif not _same_rates(saved, stage, steps):
+        reason = "steps that are done would have had other learning rates. Keep the lengths of the stages"
     else:
         return
     raise CheckpointError(

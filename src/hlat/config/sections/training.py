@@ -120,8 +120,7 @@ class ScheduleConfig(Section):
 
     kind: Literal["cosine", "cosine-clipped", "constant", "wsd", "linear", "1-sqrt"] = "cosine"
     """cosine, linear and 1-sqrt reach the floor at the horizon; cosine-clipped is HLAT's max(floor, cosine); wsd decays
-    at the end. In a stage that names its schedule it starts at the stage's beginning, from the rate that held there; to
-    reach another one, also give optimizer.lr, and warmup_steps."""
+    at the end."""
     warmup_steps: Count = 0
     """Steps of linear warm-up from zero to the peak."""
     min_ratio: Share = Field(0.1, ge=0, le=1)
@@ -196,7 +195,7 @@ class StageConfig(Section):
     fresh: Literal["optimizer"] | None = fixed(None)
     """optimizer begins with an empty state of the optimizer; null keeps it."""
     model: dict[str, Any] = fixed({})
-    """Fields of the model that change: rope."""
+    """Fields of the model that change: rope, local_rope."""
     data: dict[str, Any] = fixed({})
     """Fields of data that change: path, sources, sequence_length, packing, isolate, shuffle, prepared_dir."""
     batch: dict[str, Any] = {}
@@ -204,7 +203,8 @@ class StageConfig(Section):
     optimizer: dict[str, Any] = {}
     """Fields of the optimizer that change; its kind stays."""
     schedule: dict[str, Any] = {}
-    """Fields of the schedule; naming any begins a new one with this stage."""
+    """Fields of the schedule; naming any begins a new one here, from the rate that holds, or towards optimizer.lr if
+    the stage gives that."""
     training: dict[str, Any] = {}
     """Fields of training that change: ema, log_every."""
     evaluation: dict[str, Any] = {}

@@ -232,7 +232,7 @@ def part_of(
     starts = np.minimum(starts - documents.first_token, documents.tokens)  # the last document may be cut off
 
     def border(token: int) -> int:
-        whole = int(starts[min(np.searchsorted(starts, token), len(starts) - 1)])
+        whole = int(starts[min(int(np.searchsorted(starts, token)), len(starts) - 1)])
         # Of one huge document, rows can be shared out; packing needs whole ones.
         cut = packing == "concat" and whole - token > documents.tokens // _WHOLE_DOCUMENTS
         return token if cut else whole

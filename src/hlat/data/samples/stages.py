@@ -69,7 +69,7 @@ def _part(recipe: Recipe) -> _Part:
     limits = [(source.max_tokens, source.repeat) for source in data.sources]
     mixture = build_mixture(data)
     if mixture is None:
-        rows = (data.sequence_length, data.packing, data.shuffle, tuple(limits))
+        rows: tuple[Any, ...] = (data.sequence_length, data.packing, data.shuffle, tuple(limits))
         return _Part(place.stage.name, ("\n".join(texts),), (samples,), rows, data.sequence_length, (all(again),))
     counts = tuple(mixture.counts(samples).tolist())
     rows = (data.sequence_length, data.packing, data.shuffle)

@@ -3,8 +3,9 @@
 import torch
 
 from hlat.config import ModelConfig
-from hlat.model.layers import Attention, DecoderBlock, FeedForward, RMSNorm, RopeTables
+from hlat.model.layers import Attention, DecoderBlock, FeedForward, RMSNorm
 from hlat.model.pointwise import GELU_TANH
+from hlat.model.rope import RopeTables
 from hlat.model.spec import FULL_MODEL, ModelShard
 
 
