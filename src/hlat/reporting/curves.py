@@ -182,22 +182,14 @@ _LABELS = {
 
 
 def _labels(names: Sequence[str]) -> dict[str, str]:
-    """Label metrics; those of validation sets without what all their names share, such as a folder and an ending."""
+    """Label metrics; those of validation sets without the folder with which all their names begin."""
     labels = {name: _label(name) for name in names}
     sets = {name: label for name, label in labels.items() if name.startswith("val/")}
-    if len(sets) < 2:
+    alike = (len(set(letters)) == 1 for letters in zip(*sets.values(), strict=False))
+    first = sum(takewhile(bool, alike))
+    if len(sets) < 2 or first < _LONG_SHARED or any(len(label) == first for label in sets.values()):
         return labels
-    first = _shared_letters(list(sets.values()))
-    last = _shared_letters([label[::-1] for label in sets.values()])
-    if first + last < _LONG_SHARED or any(len(label) <= first + last for label in sets.values()):
-        return labels
-    return labels | {name: label[first : len(label) - last] for name, label in sets.items()}
-
-
-def _shared_letters(texts: Sequence[str]) -> int:
-    """Count the letters with which all texts begin."""
-    alike = (len(set(letters)) == 1 for letters in zip(*texts, strict=False))
-    return sum(takewhile(bool, alike))
+    return labels | {name: label[first:] for name, label in sets.items()}
 
 
 _LONG_SHARED = 16  # letters; shorter ones are left, since they may mean something
