@@ -107,10 +107,10 @@ def test_wall_time_without_events_is_the_time_of_the_steps(tmp_path):
 
 def test_what_happened_is_listed(run):
     text = report_page([run])
-    happened = [row[2] for row in cells(text, "Saves and anomalies in a row are one line")]
+    happened = [row[2] for row in cells(text, "Checkpoints and anomalies in a row are one line")]
     assert happened[1:] == [
         "Started on 4 × a device",
-        "Saved, written in 1.5 s",
+        "Checkpoint, written in 1.5 s",
         "Rank 1: SIGKILL; restarted",
         "Resumed from step 50 on 4 × a device, with a.b: 1 -&gt; 2",
         "Loss spike, step skipped: loss 20.5; gradient norm 9; high",
@@ -119,10 +119,10 @@ def test_what_happened_is_listed(run):
     events = cells(text, "Events")
     assert [row[0] for row in events[1:4]] == ["start", "checkpoint", "incident"] and "cause: SIGKILL" in events[3][3]
     assert "changes: a.b: 1 -&gt; 2" in events[5][3], "not as Python writes it"
-    assert "Goodput: 80.0% productive" in text, "200 of 250 s: the last account of the command"
+    assert "Goodput: 80.0% of the time in useful steps" in text, "200 of 250 s: the last account of the command"
     assert ["a.b", "50", "1", "2"] in cells(text, "Changes of the recipe while resuming")
     names = [trace["name"] for trace in figures(text)[LOSS]["data"]]
-    assert names[-3:] == ["save (1)", "restart (1)", "anomaly (1)"]
+    assert names[-3:] == ["checkpoint (1)", "restart (1)", "anomaly (1)"]
     attempts = {trace["name"]: trace for trace in figures(text)["Attempts"]["data"]}
     assert attempts["running"]["y"] == ["attempt 1", "attempt 2"]
     assert attempts["running"]["x"] == pytest.approx([131 / 60, 110 / 60], rel=1e-5)
@@ -223,12 +223,13 @@ def test_the_headline_has_the_last_numbers_and_leaves_out_what_is_unknown(run, t
     assert found["State"] == "finished" and found["Model"].startswith("1M") and found["Loss"].startswith("6<")
     assert found["Tokens"] == "100,000<small>step 100 of 100</small>"
     assert found["Validation loss"] == "6.5<small>2.1 bits per byte</small>"
-    assert found["Time"] == "4.0 min<small>4 × a device</small>" and found["Goodput"] == "80%<small>1 restart</small>"
+    assert found["Time"] == "4.0 min<small>4 × a device</small>"
+    assert found["Goodput"] == "80%<small>of the time in useful steps, 1 restart</small>"
     assert found["Cost"].startswith("$") and "per hour" in found["Cost"]
     bare = report_page([write_run(tmp_path / "bare", [line(10)])])
     assert not {"Cost", "Goodput", "Validation loss"} & set(headline(bare))
     # Parts without contents have no heading either.
-    for absent in ("No task", "Samples of text", "Evaluation", "Checkpoints", "Plan and cost"):
+    for absent in ("No task", "Samples of text", "Evaluation", "Checkpoints in the folder", "Plan and cost"):
         assert absent not in re.sub(r"<script>.*?</script>", "", bare, flags=re.DOTALL), absent
 
 
@@ -238,7 +239,7 @@ def test_a_paragraph_of_markdown_has_the_numbers_and_no_markup_of_the_run(run, t
     for part in (
         "validation loss 6.5 (2.1 bits per byte)",
         "500 tok/s, MFU 40.0%",
-        "goodput 80% (1 restart)",
+        "goodput 80% (of the time in useful steps, 1 restart)",
         "cost $",
     ):
         assert part in words
@@ -256,10 +257,26 @@ def test_samples_of_a_prompt_stand_side_by_side_from_the_first_step_to_the_last(
     assert re.findall(r"<pre[^>]*>\s*upon (\d+)</pre>", report_page([run])) == ["10", "50", "100"]
 
 
+def test_names_of_validation_sets_lose_the_folder_that_all_of_them_share(tmp_path):
+    more = {f"val/sources/_usr_lib_python3.11_{name}/loss": 3.0 for name in ("*.py", "json_**_*.py")}
+    texts = report_page([write_run(tmp_path / "long", [line(10, **more), line(20, **more)])])
+    assert set(curves(texts, LOSS)) == {"training", "*.py", "json_**_*.py"}
+
+
+def test_curves_of_one_metric_come_before_the_next_metric(tmp_path):
+    more = {f"val/s{n:02}/loss": 3.0 for n in range(20)} | {"val_loss": 3.0}
+    runs = [write_run(tmp_path / name, [line(10, **more), line(20, **more)]) for name in ("one", "two", "three")]
+    shown = [name for name, curve in curves(report_page(runs), LOSS).items() if curve["visible"]]
+    assert [name.rpartition(" ")[2] for name in shown] == ["training"] * 3 + ["validation"] * 3
+
+
 def test_of_forty_sources_twelve_curves_are_drawn_and_all_can_be_chosen(tmp_path):
     more = {f"val/s{n:02}/loss": 3.0 + n for n in range(40)}
     text = report_page([write_run(tmp_path / "run", [line(10, **more), line(20, **more)])])
     found = curves(text, LOSS)
     drawn = [name for name, curve in found.items() if curve["visible"]]
-    assert len(found) == 41 and drawn == ["training", "s00", *(f"s{n}" for n in range(39, 29, -1))]
+    assert len(found) == 41 and drawn == ["training", "s39"], "a dozen curves would cover that of training"
+    by_set = curves(text, "Loss of validation sets")
+    drawn = [name for name, curve in by_set.items() if curve["visible"]]
+    assert len(by_set) == 40 and drawn == [f"s{n}" for n in range(39, 27, -1)]
     assert set(re.findall(r'data-name="(.*?)"', text)) >= set(drawn) and 'data-name="s05"' not in text

@@ -95,8 +95,11 @@ def line_chart(
     marks: Sequence[Mark] = (),
     zero: bool = False,
     height: int = 260,
+    drawn: int | None = None,
 ) -> Html:
     """Draw curves over a common axis; empty if no series has a finite point.
+
+    The reader takes curves after the first ``drawn`` from a list, by default those after the first twelve.
 
     ``across`` is the quantity and unit of the horizontal axis, or of several: the page has one switch between them.
     The vertical axis, of ``up``, is logarithmic for a wide range of values above zero, unless it begins at ``zero``.
@@ -104,14 +107,14 @@ def line_chart(
     axes = [across] if isinstance(across, str) else list(across)
     buckets = min(_BUCKETS, max(60, _MOST_POINTS // (2 * len(series) or 1)))
     chosen = [(each, extremes(each.places[0], each.y, buckets)) for each in series]
-    drawn = [replace(each, x=[x[at] for x in each.places], y=each.y[at]) for each, at in chosen if len(at)]
-    if not drawn:
+    curves = [replace(each, x=[x[at] for x in each.places], y=each.y[at]) for each, at in chosen if len(at)]
+    if not curves:
         return Html()
     whole = [each for each, at in chosen if len(at)]
-    every_y = np.concatenate([each.y for each in drawn])
+    every_y = np.concatenate([each.y for each in curves])
     # On a linear axis a few high values would press the rest of the curve flat.
     log = bool(not zero and every_y.min() > 0 and every_y.max() > _WIDE_RANGE * np.median(every_y))
-    traces = [_curve(each, number) for number, each in enumerate(drawn)]
+    traces = [_curve(each, number, number < (drawn or _MOST_DRAWN)) for number, each in enumerate(curves)]
     traces += [trace for number, each in enumerate(whole) for trace in _not_finite(each, number)]
     traces += _mark_traces(marks)
     layout = {
@@ -126,10 +129,10 @@ def line_chart(
         "yaxis2": {"overlaying": "y", "range": [0, 1], "fixedrange": True, "visible": False},
     }
     content = {"data": traces, "layout": layout, "axes": axes}
-    return figure(title, _summary(title, drawn, axes[0]), content, height, _table(title, drawn, axes[0]))
+    return figure(title, _summary(title, curves, axes[0]), content, height, _table(title, curves, axes[0]))
 
 
-def _curve(points: Series, number: int) -> Trace:
+def _curve(points: Series, number: int, visible: bool) -> Trace:
     shade, dashes = points.style or (number, number // 4)
     paint, dash = colour(shade), _DASHES[dashes % len(_DASHES)]
     return {
@@ -140,7 +143,7 @@ def _curve(points: Series, number: int) -> Trace:
         "mode": "lines+markers" if len(points.y) <= _SPARSE else "lines",
         "line": {"color": paint, "width": 1.8, "dash": dash},
         "marker": {"size": 5},
-        "visible": number < _MOST_DRAWN,
+        "visible": visible,
         "smooth": True,
         "legend_colour": paint,
         "legend_dashes": _DASH_ARRAYS[dash],
@@ -348,7 +351,7 @@ def bar_chart(
             {"x": limit / scale, "y": 1, "yref": "paper", "yanchor": "bottom", "text": limit_name, "showarrow": False}
         ]
         # A shape does not widen the axis.
-        layout["xaxis"]["range"] = [0, 1.06 * max(limit, *(sum(parts.values()) for parts in bars.values())) / scale]
+        layout["xaxis"]["autorangeoptions"] = {"include": 1.06 * limit / scale}
     rows = [(name or title, kind, form(bars[name].get(kind, 0.0))) for name in names for kind in kinds]
     values = table(("bar", "part", "size"), rows, caption=title)
     summary = f"{title}: " + ", ".join(f"{kind} {form(bars[names[0]].get(kind, 0.0))}" for kind in kinds)

@@ -90,8 +90,8 @@ def section(title: str, contents: Iterable[Html], *, level: int = 2) -> Html:
 def table(names: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str, marked: int | None = None) -> Html:
     """Make a table to sort, whose first column holds the names of its rows; ``marked`` is the row to emphasize."""
     content = [[str(cell) for cell in row] for row in rows]
-    # Numbers are aligned at the right.
-    numbers = [all(_starts_with_digit(row[column]) for row in content) for column in range(len(names))]
+    # Numbers are aligned at the right; names such as 8b are none.
+    numbers = [column > 0 and all(_starts_with_digit(row[column]) for row in content) for column in range(len(names))]
     return _element("table", names, content, numbers, caption, marked)
 
 

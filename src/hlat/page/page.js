@@ -156,8 +156,7 @@
     }
 
     reset() {
-      const back = (name, axis = {}) => axis.range ? { [`${name}.range`]: axis.range }
-        : { [`${name}.autorange`]: axis.autorange ?? true };
+      const back = (name, axis = {}) => ({ [`${name}.autorange`]: axis.autorange ?? true }); // a first view may hide dots
       const { xaxis, yaxis } = this.content.layout;
       Plotly.relayout(this.plot, { ...back("xaxis", xaxis), ...back("yaxis", yaxis) });
     }
@@ -240,7 +239,7 @@
       dialog.addEventListener("close", () => {
         place.replaceWith(this.figure);
         dialog.remove();
-        button.textContent = "Larger";
+        button.textContent = "Enlarge";
         this.fit();
         button.focus();
       });
@@ -297,10 +296,10 @@
     });
     bar.append(make("label", {}, "Smoothing ", slider, shown));
   }
-  const themes = ["system", "light", "dark"], button = make("button", { type: "button", name: "colours" });
+  const themes = ["system", "light", "dark"], button = make("button", { type: "button", name: "theme" });
   const setTheme = (name) => {
     document.documentElement.dataset.theme = name;
-    button.textContent = `Colours: ${name}`;
+    button.textContent = `Theme: ${name}`;
     redraw();
   };
   button.addEventListener("click", () => {

@@ -302,6 +302,7 @@ def _sentences(planned: PlanGrid) -> Iterator[str]:
     yield from dict.fromkeys([*notes, *assumed])
 
 
+_OF_FIVE = "4 of 5: the range of days of four in five runs"
 _DEGREES = "Degrees of the best layout: tensor x pipeline x data, by number of chips"
 _REASONS = "What decides: the best layout with another setting, by how much its step is longer"
 
@@ -335,7 +336,7 @@ def grid_page(planned: PlanGrid) -> Html:
         list(rows),
         [[cell.best.mfu if cell.best else None for cell in row] for row in rows.values()],
         [list(map(_cell_text, row)) for row in rows.values()],
-        across="chips",
+        across="number of chips",
         says=[[_layout_of(cell.best.candidate if cell.best else None) for cell in row] for row in rows.values()],
     )
     instead = [
@@ -345,10 +346,11 @@ def grid_page(planned: PlanGrid) -> Html:
     ]
     decides = table(("model", "chips", "setting", "step", "layout"), instead, caption=_REASONS)
     contents = [
-        *map(paragraph, _sentences(planned)),
+        paragraph("A cell has the tensor x pipeline x data parallelism of its best layout, the MFU, and the days."),
+        paragraph("Darker is a higher MFU. Grey cells have no layout, and say why."),
         chart,
-        paragraph(f"{_DEGREES}. Darker: higher MFU. Grey: none, and why."),
-        section("Predictions", [table(_HEADS, _predictions(planned), caption="4 of 5: days of 4 of 5 runs")]),
+        *(paragraph(line.replace("assumed  ", "Assumed: ")) for line in _sentences(planned)),
+        section("Predictions", [table(_HEADS, _predictions(planned), caption=_OF_FIVE)]),
         section("What decides", [paragraph(_meaning()), decides] if instead else []),
     ]
     return page(f"{', '.join(rows)} on {instance.name}", contents)
@@ -356,7 +358,9 @@ def grid_page(planned: PlanGrid) -> Html:
 
 def _cell_text(cell: GridCell) -> str:
     best = cell.best
-    return _degrees_text(cell) + (f"\n{best.mfu:.0%} MFU\n{median_days(best)} days" if best else "")
+    if best is None:
+        return {"memory": "does not fit", "batch": "batch too small"}.get(cell.obstacle or "", _degrees_text(cell))
+    return f"{_degrees_text(cell)}\n{best.mfu:.0%} MFU\n{median_days(best)} days"
 
 
 def _layout_of(layout: Candidate | None) -> str:

@@ -7,6 +7,7 @@ task. Numbers that no chart asks for get a chart of their own, so that no logged
 """
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 
@@ -15,11 +16,12 @@ from hlat.reporting.run_record import Floats, RunRecord, step_seconds, wall_seco
 
 _MEMORY_METRICS = ("memory_bytes", "memory_reserved_bytes")
 _MOST_SERIES = 100  # curves that a chart can show; their points are part of the page
+_MOST_SETS = 8  # validation sets that are drawn over the loss; of more, the reader chooses
 _NOT_CHARTED = {"step", "tokens", "samples", "batch_crc32"}  # positions and a checksum
 _GIB = 1 << 30
 # Events to mark on the curves: their name there, and if they get a line through the chart.
 _MARKED = {
-    "checkpoint": ("save", False),
+    "checkpoint": ("checkpoint", False),
     "resume": ("restart", True),
     "stage": ("stage", True),
     "anomaly": ("anomaly", True),
@@ -43,16 +45,20 @@ class RunCharts:
 
     def loss(self) -> Html:
         """Losses of training and validation, large, with what happened."""
-        names = ["loss", "val_loss", *self._matching("val/", "/loss")]
-        return self._chart("Loss of training and validation", names, "nats per token", marked=True, height=420)
+        sets = self._matching("val/", "/loss")
+        drawn = 2 * len(self._runs) if len(sets) > _MOST_SETS else None
+        names, title = ["loss", "val_loss", *sets], "Loss of training and validation"
+        return self._chart(title, names, "nats per token", marked=True, height=420, drawn=drawn)
 
     def evaluation(self) -> Html:
         """Bits per byte, other measures of validation, and scores of tasks."""
         bits = ["val_bits_per_byte", *self._matching("val/", "bits_per_byte")]
         other = [name for name in self._matching("val/", "") if name not in bits and not name.endswith("/loss")]
         tasks = self._matching("task/", "")
+        sets = self._matching("val/", "/loss")
         charts = [
             self._chart("Bits per byte of held-out text", bits, "bits per byte"),
+            self._chart("Loss of validation sets", sets if len(sets) > _MOST_SETS else [], "nats per token"),
             *(self._chart(_label(name), [name], _label(name)) for name in other),
         ]
         for metric in dict.fromkeys(name.rpartition("/")[2] for name in tasks):
@@ -114,24 +120,28 @@ class RunCharts:
         factor: float = 1.0,
         marked: bool = False,
         height: int = 260,
+        drawn: int | None = None,
     ) -> Html:
-        series = []
-        for number, run in enumerate(self._runs):
-            for kind, name in enumerate(names):
+        series, labels = [], _labels(names)
+        # The same metric of every run first: those are compared, and a chart draws the first curves.
+        for kind, name in enumerate(names):
+            for number, run in enumerate(self._runs):
                 if name in run.metrics:
                     steps, values = run.metrics[name]
-                    label = _label(name) if len(self._runs) == 1 else f"{run.name}: {_label(name)}"
+                    label = labels[name] if len(self._runs) == 1 else f"{run.name}: {labels[name]}"
                     # A run has one colour, a metric one pattern of dashes.
                     style = None if len(self._runs) == 1 else (number, kind)
                     series.append(Series(label, self._across(number, steps), values * factor, style))
         if len(self._runs) == 1:
-            # The first are the losses of all text; the others by where they ended.
-            series = [*series[:2], *sorted(series[2:], key=lambda each: -float(each.y[-1]))]
+            # The losses of all text, then those of its parts, by where they ended.
+            whole = sum(not name.startswith("val/") for name in names if name in self._runs[0].metrics)
+            series = [*series[:whole], *sorted(series[whole:], key=lambda each: -float(each.y[-1]))]
         if len(series) > _MOST_SERIES:
             title = f"{title}: {_MOST_SERIES} of {len(series):,}; metrics.jsonl has all"
         # Marks of several runs would cover one another.
         marks = self._marks() if marked and len(self._runs) == 1 else []
-        return line_chart(title, series[:_MOST_SERIES], self._axes, up, marks=marks, zero=zero, height=height)
+        shown = series[:_MOST_SERIES]
+        return line_chart(title, shown, self._axes, up, marks=marks, zero=zero, height=height, drawn=drawn)
 
     def _across(self, number: int, steps: Floats) -> list[Floats]:
         # Events and evaluations may lie between logged steps.
@@ -170,6 +180,20 @@ _LABELS = {
     "memory_reserved_bytes": "reserved by the allocator",
     "tokens_per_second": "tokens per second",
 }
+
+
+def _labels(names: Sequence[str]) -> dict[str, str]:
+    """Label metrics; those of validation sets without the folder with which all their names begin."""
+    labels = {name: _label(name) for name in names}
+    sets = {name: label for name, label in labels.items() if name.startswith("val/")}
+    alike = (len(set(letters)) == 1 for letters in zip(*sets.values(), strict=False))
+    first = sum(takewhile(bool, alike))
+    if len(sets) < 2 or first < _LONG_SHARED or any(len(label) == first for label in sets.values()):
+        return labels
+    return labels | {name: label[first:] for name, label in sets.items()}
+
+
+_LONG_SHARED = 16  # letters; shorter ones are left, since they may mean something
 
 
 def _label(name: str) -> str:

@@ -75,7 +75,7 @@ def report_page(folders: Sequence[Path], machines: Machines | None = None, *, ve
         contents += [section(run.name, [tabs([*_history(run), *_more(run, machines)])]) for run in runs]
     else:
         contents += [section(name, [found]) for name, found in _history(runs[0])]
-        contents.append(section("More", [tabs([*more, *_more(runs[0], machines)])]))
+        contents.append(section("Details", [tabs([*more, *_more(runs[0], machines)])]))
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     return page(title, [*contents, paragraph(f"Made {made} by hlat.")], version=version)
 

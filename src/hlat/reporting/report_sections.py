@@ -39,7 +39,7 @@ _MAX_SENTENCES = 25  # about what happened
 _MAX_ATTEMPTS = 20  # rows of a time line
 _SAMPLES_SIDE_BY_SIDE = 3
 _MAX_PROMPTS = 8
-_NOT_TOLD = ("goodput", "component_begun", "export")  # said elsewhere, or of no interest when they go well
+_NOT_TOLD = ("goodput", "component_begun", "export", "restart")  # said elsewhere, or of no interest when they go well
 _FAILED_SAVES = ("checkpoint_failed", "checkpoint_retry", "checkpoint_damaged", "snapshot_failed")
 
 
@@ -50,15 +50,24 @@ def time_section(run: RunRecord) -> Html:
     productive = goodput.get("productive", 0.0) / (sum(goodput.values()) or 1.0)
     return grid(
         [
-            _time_bar(f"Goodput: {productive:.1%} productive", goodput),
-            _time_bar("Where the time of steps went", phases),
+            _time_bar(f"Goodput: {productive:.1%} of the time in useful steps", _with_words(goodput)),
+            _time_bar("Time in steps, by phase", {_PHASES.get(name, name): spent for name, spent in phases.items()}),
         ]
     )
 
 
+_PHASES = {"between": "between steps", "reduce": "gradient communication", "device": "waiting for the device"}
+
+
 def _time_bar(title: str, parts: Mapping[str, float]) -> Html:
     unit, size = time_unit(sum(parts.values()))
-    return bar_chart(title, {"": parts}, duration, unit=unit, scale=size)
+    return bar_chart(title, {"": parts}, duration, unit=f"time, {unit}", scale=size)
+
+
+def _with_words(goodput: Mapping[str, float]) -> dict[str, float]:
+    words = {"productive": "useful steps", "lost": "lost to failures", "recovering": "restarting"}
+    words |= {"waiting": "waiting for data or a restart"}
+    return {words.get(part, part): seconds for part, seconds in goodput.items()}
 
 
 def goodput_seconds(run: RunRecord) -> Mapping[str, float]:
@@ -86,9 +95,9 @@ def incidents_section(run: RunRecord) -> Html:
     if not told:
         return Html()
     rows = [_sentence(list(alike), told[0].time) for _, alike in groupby(told, key=_likeness)]
-    names = ("after", "step", "what happened")
+    names = ("time since start", "step", "what happened")
     caption = (
-        "Saves and anomalies in a row are one line"
+        "Checkpoints and anomalies in a row are one line"
         if len(rows) <= _MAX_SENTENCES
         else f"The last {_MAX_SENTENCES} of {len(rows):,}"
     )
@@ -97,18 +106,19 @@ def incidents_section(run: RunRecord) -> Html:
         for event in run.events[-_MAX_ROWS:]
     ]
     every_caption = _caption_with_count("Events", len(run.events))
+    recorded = table(("event", "time, UTC", "step", "details"), every, caption=every_caption)
     return joined(
         [
             _attempts_chart(run),
             table(names, rows[-_MAX_SENTENCES:], caption=caption),
-            details(every_caption, table(("event", "time, UTC", "step", "details"), every, caption=every_caption)),
+            details(f"{every_caption} as recorded", recorded),
         ]
     )
 
 
 def _likeness(event: RunEvent) -> str:
-    # Saves and anomalies come by the hundred: those in a row are one sentence.
-    return event.kind if event.kind in ("checkpoint", "anomaly") else f"{event.kind} {id(event)}"
+    # These come by the hundred: those in a row are one sentence.
+    return event.kind if event.kind in ("checkpoint", "anomaly", "slow_rank") else f"{event.kind} {id(event)}"
 
 
 def _sentence(events: Sequence[RunEvent], begin: float) -> tuple[str, str, str]:
@@ -116,9 +126,10 @@ def _sentence(events: Sequence[RunEvent], begin: float) -> tuple[str, str, str]:
     event, count = events[-1], len(events)
     words = _TOLD.get(event.kind, _told_otherwise)(event)
     if count > 1 and event.kind == "checkpoint":
-        words = f"{count:,} saves, the last {words.removeprefix('Saved, ')}"
+        words = f"{count:,} checkpoints, the last {words.removeprefix('Checkpoint, ')}"
     elif count > 1:
-        words = f"{count:,} anomalies, the last: {words}"
+        kind = "slow ranks" if event.kind == "slow_rank" else "anomalies"
+        words = f"{count:,} {kind}, the last: {words}"
     return duration(max(0.0, event.time - begin)), shown(event.step, "{:,}".format), words
 
 
@@ -138,7 +149,7 @@ def _told_incident(event: RunEvent) -> str:
 
 
 def _told_save(event: RunEvent) -> str:
-    return "Saved" + shown(event.number("seconds"), lambda seconds: f", written in {duration(seconds)}")
+    return "Checkpoint" + shown(event.number("seconds"), lambda seconds: f", written in {duration(seconds)}")
 
 
 def _told_anomaly(event: RunEvent) -> str:
@@ -166,6 +177,10 @@ _TOLD: dict[str, Callable[[RunEvent], str]] = {
     "incident": _told_incident,
     "checkpoint": _told_save,
     "anomaly": _told_anomaly,
+    "slow_rank": lambda event: (
+        f"Rank {event.fields.get('rank')} took {_event_number(event, 'factor')} times as long as the others, "
+        f"mostly in {event.words('phase')}"
+    ),
     "rollback": lambda event: f"Went back from step {event.words('undone')} to step {event.step or 0:,}",
     "end": lambda event: f"Ended: {event.words('reason')}",
     "error": lambda event: f"Failed: {event.words('message')}",
@@ -190,8 +205,8 @@ def _attempts_chart(run: RunRecord) -> Html:
                 at = (event.time - spans[0][0]) / size
                 # As wide as a pixel or two: a save in the background has no length of its own.
                 wide = (spans[-1][1] - spans[0][0]) / size / 400
-                boxes.append(Span(row, "save", at - wide, at, f"save, step {event.step or 0:,}"))
-    return timeline_chart("Attempts", boxes, f"wall time, {unit}", kinds=("running", "save"))
+                boxes.append(Span(row, "checkpoint", at - wide, at, f"checkpoint, step {event.step or 0:,}"))
+    return timeline_chart("Attempts", boxes, f"wall time, {unit}", kinds=("running", "checkpoint"))
 
 
 def _event_number(event: RunEvent, name: str) -> str:

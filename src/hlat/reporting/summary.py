@@ -72,9 +72,10 @@ def _goodput(run: RunRecord) -> list[RunFact]:
     seconds = goodput_seconds(run)
     total = sum(seconds.values())
     restarts = len(run.of_kind("resume")) - len(run.of_kind("fork"))  # the first resume of a fork is its start
-    words = f"{restarts} restart{'s' if restarts > 1 else ''}" if restarts > 0 else ""
+    words = f", {restarts} restart{'s' if restarts > 1 else ''}" if restarts > 0 else ""
     if total:
-        return [RunFact("Goodput", f"{seconds.get('productive', 0.0) / total:.0%}", words)]
+        share = seconds.get("productive", 0.0) / total
+        return [RunFact("Goodput", f"{share:.0%}", f"of the time in useful steps{words}")]
     return [RunFact("Restarts", str(restarts))] if restarts > 0 else []
 
 

@@ -52,7 +52,7 @@ def test_the_headline_has_the_numbers_of_the_command_line(plan, text):
     assert headline(plan) == f"p5.48xlarge:32: {days.removesuffix(' in 4 of 5 runs')}; {usd}, in 4 of 5 runs"
     memory, limit = re.fullmatch(r"([\d.]+) of (\d+) GiB", found["fits into memory"][0]).groups()
     assert limit == "80" and f" {memory} " in row and f" {found['MFU'][0]} " in row
-    energy, its_range = found["energy"][0], found["energy"][1].removeprefix("at most; ")
+    energy, its_range = found["energy"][0], found["energy"][1].removesuffix(", at full power")
     assert f"at most about {energy}, {its_range}:" in energy_sentence(plan.request, plan.chosen)
     assert all(value in words(text) and note in words(text) for value, note in found.values())
 
@@ -76,7 +76,7 @@ def test_every_assumption_names_options_that_exist_and_says_who_stated_it():
         "--price, --quotes": ({"price": "2.10/h"}, "33.60 USD per hour"),
         "--network": ({"network": "100 GB/s"}, "100 GB/s"),
         "--storage": ({"storage": "5GB/s"}, "5 GB/s"),
-        "--interruptions": ({"interruptions": 0.5}, "one in 2 days of an instance"),
+        "--interruptions": ({"interruptions": 0.5}, "one in 2 days on each instance"),
         "--pue": ({"pue": 1.5}, "1.5 times"),
     }
     given = {name: value for one, _ in stated.values() for name, value in one.items()}

@@ -1,6 +1,6 @@
 """Visits of pages in headless Chromium, at the widths of a phone and of a desktop, also with axe-core.
 
-axe-core is not a Python package: ``npm install`` in this folder fetches the release named in package.json.
+axe-core is not a Python package: ``npm ci`` in this folder fetches the release of package-lock.json.
 """
 
 import json
@@ -68,7 +68,7 @@ def visit(
 def serious_problems(url: str) -> list[str]:
     """Return the serious and critical problems that axe-core finds on a page: phone, desktop, dark mode."""
     if not AXE.is_file():
-        pytest.skip(f"needs axe-core: npm install --prefix {Path(__file__).parent}")
+        pytest.skip(f"needs axe-core: npm ci --prefix {Path(__file__).parent}")
     script = """
         const found = await axe.run(document, {resultTypes: ["violations"]});
         return found.violations.filter((each) => ["serious", "critical"].includes(each.impact))

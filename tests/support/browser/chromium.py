@@ -64,6 +64,9 @@ class _Visit:
             self._profile.setUrlRequestInterceptor(self._requests)
         self._page, self._view = _Page(self._profile, request.get("record", True)), QWebEngineView()
         self._view.setPage(self._page)
+        # A phone lays its bar over the page; in pictures it would take 15 pixels of the width.
+        shown = not request.get("screenshots")
+        self._page.settings().setAttribute(QWebEngineSettings.WebAttribute.ShowScrollBars, shown)
         self._results: list[Any] = []
         self._ok = False
         self._pdf = 0

@@ -94,13 +94,18 @@ def answers(plan: TrainingPlan) -> list[tuple[str, str, str]]:
         ("time", days, f"{days_range} in 4 of 5 runs"),
         ("cost", usd or "not known", usd_range or "--price states a price"),
         (fits, f"{said['memory_gib']:.1f} of {limit:.0f} GiB", "on the fullest device"),
-        ("MFU", f"{chosen.mfu:.1%}", f"{said['tokens_per_second_per_chip']:,.0f} tokens/s per chip"),
-        ("energy", energy or "not known", f"at most; {energy_range}" if energy else "no power limit is published"),
-        ("layout", _name(chosen), str(chosen.candidate)),
+        ("MFU", f"{chosen.mfu:.1%}", f"of peak speed; {said['tokens_per_second_per_chip']:,.0f} tokens/s per chip"),
+        (
+            "energy",
+            energy or "not known",
+            f"{energy_range}, at full power" if energy else "no published power limit",
+        ),
+        ("chosen layout", _name(chosen), str(chosen.candidate)),
     ]
 
 
-_HEADS, _FROM_YOU = ("assumption", "value", "from", "change it with"), "What you have stated is from you"
+_HEADS = ("assumption", "value", "stated by", "option that changes it")
+_FROM_YOU = "Stated by you, by your recipe, by the catalog of machines, or else a default of hlat"
 
 
 def assumptions(plan: TrainingPlan) -> list[tuple[str, str, str, str]]:
@@ -110,8 +115,8 @@ def assumptions(plan: TrainingPlan) -> list[tuple[str, str, str, str]]:
     run = "default" if request.recipe is None else "recipe"
     batch = f"{request.global_batch:,} sequences, {short_count(request.tokens_per_step)} tokens"
     rate = f"{amount_text(storage_rate(cluster, site.storage), 'B/s')} for all instances together"
-    fails = f"one in {1 / instance.failures.per_day:,.0f} days of an instance, " if instance.failures.per_day else ""
-    fails += f"one in {plan.chosen.reliability.mtbf / 3600:,.0f} hours of the run"
+    fails = f"one in {1 / instance.failures.per_day:,.0f} days on each instance, " if instance.failures.per_day else ""
+    fails += f"one in {plan.chosen.reliability.mtbf / 3600:,.0f} hours on all of them"
     network = f"{amount_text(cluster.network_rate, 'B/s')} from an instance to the others"
     power = f"the building takes {site.pue:g} times the energy of its machines"
     chip = f"{cluster.chip.name}, {cluster.memory_bytes / _GIB:.0f} GiB for each device"
@@ -149,8 +154,16 @@ def _layouts(plan: TrainingPlan) -> Html:
         marks = (id(planned) in front, len(plan.ranked) > 1 and plan.may_be_fastest(planned))
         cells = [cell(planned, said) for cell in OF_THE_PAGE.values()]
         rows.append([_name(planned), *cells, *("yes" if mark else "" for mark in marks)])
-    heads = ("layout", *OF_THE_PAGE, "frontier", "may be fastest")
-    return table(heads, rows, caption="As --layout takes them, the choice first; 4 of 5: days of 4 of 5 runs", marked=0)
+    heads = ("layout", *OF_THE_PAGE, "best trade-off", "may be fastest")
+    caption = "The choice first, as --layout takes them; 4 of 5: the range of days of four in five runs"
+    return joined([table(heads, rows, caption=caption, marked=0), paragraph(_ABBREVIATIONS)])
+
+
+_ABBREVIATIONS = (
+    "tp, pp, cp: tensor, pipeline and context parallelism; vpp: stages of a pipeline rank; zero: what is sharded over "
+    "data-parallel ranks, as in ZeRO; rep: copies of these shards; mbs: sequences of a micro-batch; recompute: "
+    "activations that the backward pass computes again; gather=never: inputs are kept instead of gathered again."
+)
 
 
 _FARTHEST = 1.5  # times the fastest layout of the slowest cluster: where the first view ends
@@ -170,10 +183,10 @@ def _time_and_memory(plans: Sequence[TrainingPlan]) -> Iterator[Html]:
     if len(dots) < 2:
         return
     last = _FARTHEST * max(min(dot.x for dot in dots if dot.group == group) for group in range(len(plans)))
-    yield scatter_chart("Time and memory of every layout", dots, names, "days", "GiB of a device", until=last)
+    yield scatter_chart("Time and memory of every layout", dots, names, "days", "memory of a device, GiB", until=last)
     hidden = sum(dot.x > last for dot in dots)
-    more = f" {plural(hidden, 'slower layout')} to the right of this view: Reset shows all." if hidden else ""
-    yield paragraph(f"Star: chosen. Filled, on the dotted line: no layout is better in time and memory at once.{more}")
+    more = f" {plural(hidden, 'slower layout')} lie further right: Reset shows all." if hidden else ""
+    yield paragraph(f"The star is the choice. No layout is both faster and smaller than a filled dot.{more}")
 
 
 def _cost_and_time(plans: Sequence[TrainingPlan]) -> Iterator[Html]:
@@ -185,8 +198,10 @@ def _cost_and_time(plans: Sequence[TrainingPlan]) -> Iterator[Html]:
         if one.cost_usd is not None
     ]
     if len(dots) > 1:
-        yield scatter_chart("Cost against the deadline", dots, names, "days", "USD", height=360)
-        yield paragraph("Line: range of 4 of 5 runs. One that ends left of your deadline keeps it in 9 of 10.")
+        yield scatter_chart("Cost against the deadline", dots, names, "days of training", "USD", height=360)
+        yield paragraph(
+            "A line is the range of four in five runs. If it ends before your deadline, nine in ten keep it."
+        )
 
 
 def _says(cluster: str, one: LayoutPrediction) -> str:
@@ -205,13 +220,18 @@ def _memory(plan: TrainingPlan, ranks: Sequence[int]) -> Html:
     fullest = f": {memory[ranks[0]].total / _GIB:.1f} of {limit / _GIB:.0f} GiB" if len(ranks) == 1 else ""
     return bar_chart(
         f"Memory of a device{fullest}",
-        {f"rank {rank}": _sorted(memory[rank].components()) for rank in ranks},
+        {f"rank {rank}": _sorted(_with_words(memory[rank].components())) for rank in ranks},
         lambda size: f"{size / _GIB:.2f} GiB",
         unit="GiB",
         scale=_GIB,
         limit=limit,
         limit_name=f"{limit / _GIB:.0f} GiB",
     )
+
+
+def _with_words(memory: Mapping[str, float]) -> dict[str, float]:
+    words = {"slack": "fragmentation", "runtime": "driver and libraries", "optimizer": "optimizer state"}
+    return {words.get(part, part): size for part, size in memory.items()}
 
 
 def _step(plan: TrainingPlan) -> Html:

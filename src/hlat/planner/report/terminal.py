@@ -68,8 +68,8 @@ _SHORT: dict[str, Cell] = {"layout": lambda planned, said: layout_text(planned.c
 _WIDE = _LAYOUT | _GIB | _STEP | _SPEED | _RUN | _GOODPUT
 # The ranges of all layouts are in one ratio to their medians: the headline has that of the choice.
 _NARROW = _GIB | _STEP | {head: cell for head, cell in _RUN.items() if head != "4 of 5"} | _SHORT
-OF_THE_PAGE = _GIB | _STEP | _SPEED | _RUN
-"""Columns of a layout on the plan's page."""
+OF_THE_PAGE = {head: _RUN[head] for head in ("days", "4 of 5", "cost")} | _GIB | _STEP | _SPEED | _RUN
+"""Columns of a layout on the plan's page; a phone shows the first ones."""
 _SUMMARY: dict[str, Cell] = {
     "days": _RUN["days"],
     "4 of 5": _RUN["4 of 5"],
