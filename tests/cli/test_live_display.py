@@ -130,16 +130,32 @@ def test_ctrl_c_during_the_imports_leaves_one_line(recipe_file, tiny, tmp_path):
     assert command.screen.cursor_is_free
 
 
+STOPS_AT_MERGES = """
+import os, signal, sys
+if "hlat.data.tokenizers.training" in sys.orig_argv:
+    from hlat.runtime.helper_process import Channel
+    send = Channel.send
+    def send_and_stop(channel, message, *more):
+        send(channel, message, *more)
+        if isinstance(message, tuple):  # of merges so far
+            os.kill(os.getpid(), signal.SIGSTOP)
+    Channel.send = send_and_stop
+"""
+
+
 def test_ctrl_c_while_a_tokenizer_is_trained_ends_its_process_and_writes_nothing(tmp_path):
+    """That process stops at its first report of merges, and could not end by itself."""
+    (tmp_path / "sitecustomize.py").write_text(STOPS_AT_MERGES)
     rng = random.Random(0)
-    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=12)) for _ in range(150_000)]
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=12)) for _ in range(5_000)]
     (tmp_path / "text.txt").write_text(" ".join(words))
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
-        "model: {vocab_size: 90000, layers: 1, hidden_size: 8, intermediate_size: 8, heads: 1}\n"
-        "data: {path: text.txt, tokenizer: {vocab_size: 90000}, validation: {fraction: 0}}\ntraining: {steps: 1}\n"
+        "model: {vocab_size: 3000, layers: 1, hidden_size: 8, intermediate_size: 8, heads: 1}\n"
+        "data: {path: text.txt, tokenizer: {vocab_size: 3000}, validation: {fraction: 0}}\ntraining: {steps: 1}\n"
     )
-    with TerminalCommand("data", "prepare", recipe, columns=80, folder=tmp_path) as command:
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    with TerminalCommand("data", "prepare", recipe, columns=80, folder=tmp_path, environment=path) as command:
         command.wait_for(drawn("merges"))
         children = psutil.Process(command.process.pid).children(recursive=True)
         assert any("hlat.data.tokenizers.training" in child.cmdline() for child in children)

@@ -35,7 +35,7 @@ training: {steps: 6, log_every: 1}
 checkpoint: {every_steps: 2, keep_last: 3}
 evaluation: {every_steps: 3, sequences: 4}
 """
-SECONDS = 120  # the documented limit is 30 on an idle machine
+SECONDS = 600  # the documented limit is 30 on an idle machine
 OK = {0, 2, 3, 4, 5}  # documented exit codes; a traceback gives 1
 SLOW_MUTATIONS = int(os.environ.get("HLAT_FUZZ_MUTATIONS", "170"))  # times 12 verbs
 SEED = int(os.environ.get("HLAT_FUZZ_SEED", "0"))

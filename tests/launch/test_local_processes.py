@@ -10,6 +10,7 @@ import signal
 import pytest
 
 from hlat.launch.local_processes import RankPlaces, launch_ranks
+from hlat.launch.supervision import running_ranks
 from hlat.runtime.process import REQUEUE_CODE
 from tests.support.launch.launching import launch, wait_for, wait_until, wait_until_gone
 
@@ -26,7 +27,8 @@ def run_scenario(tmp_path, capfd):
     return run
 
 
-def test_a_user_error_on_one_rank(run_scenario, tmp_path):
+def test_a_user_error_on_one_rank(run_scenario, tmp_path, monkeypatch):
+    monkeypatch.setattr(running_ranks, "_NOTICING", 600.0)  # a busy rank may notice later that the other has ended
     code, message, console = run_scenario("refused_on_one")
     assert code == 3, "the exit code of a StorageError"
     logs = tmp_path / "run" / "logs"
@@ -79,7 +81,7 @@ def test_a_signal_to_the_process_group_saves_and_stops_once(stepping, tmp_path, 
 
 
 def test_a_second_signal_ends_at_once(stepping, tmp_path):
-    launcher = stepping(SAVE_SECONDS="600")
+    launcher = stepping(SAVE_SECONDS="100000")
     launcher.send_signal(signal.SIGTERM)
     wait_for(*(tmp_path / f"saving-{rank}" for rank in range(2)))
     launcher.send_signal(signal.SIGINT)
@@ -112,7 +114,7 @@ def test_a_killed_launcher_leaves_no_process_behind(stepping, tmp_path):
 
 def test_ranks_have_their_variables_and_none_outlives_its_launcher(tmp_path):
     shown: list[str] = []
-    command = ["sh", "-c", "echo $RANK of $WORLD_SIZE $A; exec sleep 100"]
+    command = ["sh", "-c", "echo $RANK of $WORLD_SIZE $A; exec sleep 100000"]
     places = RankPlaces(first=2, nproc=2, world=4, node=1, address="10.0.0.1", port=7)
     with launch_ranks(command, places, {"A": "b"}, tmp_path, shown.append) as ranks:
         wait_until(lambda: len(shown) == 2)

@@ -25,6 +25,10 @@ LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 BOUND = 1200.0  # seconds until a wait fails
 
 
+def _stay_silent() -> None:
+    rendezvous._SILENCE = 1e6  # on a busy machine, one that waits would say so after a while
+
+
 @pytest.fixture
 def begin(recipe_file, tiny, tmp_path):
     """Start the command with these environment variables; kill it after the test."""
@@ -34,7 +38,8 @@ def begin(recipe_file, tiny, tmp_path):
         environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
         environment |= {name: str(value) for name, value in variables.items()}
         with (tmp_path / f"errors-{len(started)}").open("w") as errors:
-            started.append(StartedCommand("train", recipe_file, *tiny, *words, errors=errors, env=environment))
+            streams = {"errors": errors, "env": environment}
+            started.append(StartedCommand("train", recipe_file, *tiny, *words, **streams, prepare=_stay_silent))
         return started[-1]
 
     yield start
@@ -149,7 +154,7 @@ def listeners(pids: list[int]) -> list[str]:
 @pytest.mark.parametrize("how", ["--nproc 2", "two processes"])
 def test_a_run_on_one_machine_listens_on_loopback_only(begin, tmp_path, how):
     # Quiet: nothing reads the pipes, and a run that prints into a full one waits.
-    words = ("training.steps=100000", "checkpoint.every_steps=5", "--quiet")
+    words = ("training.steps=1000000", "checkpoint.every_steps=5", "--quiet")
     if how == "--nproc 2":
         processes = [begin("--nproc", "2", *words)]
     else:

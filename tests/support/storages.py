@@ -1,8 +1,11 @@
-"""Storages that a forward pass leaves alive, counted by their bytes after it."""
+"""Storages that a forward pass leaves alive, counted by their bytes after it; and a limit of what may be allocated."""
 
-from collections.abc import Iterable
+import resource
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -37,3 +40,14 @@ class Allocated(TorchDispatchMode):
 def _bytes(reference: StorageWeakRef) -> int:
     storage = None if reference.expired() else torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
     return 0 if storage is None else storage.nbytes()
+
+
+@contextmanager
+def limited_memory(more: int) -> Iterator[None]:
+    """Let this process have so many more bytes of address space than it has now, within the block."""
+    limits, used = resource.getrlimit(resource.RLIMIT_AS), psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (used + more, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)

@@ -6,14 +6,12 @@ import io
 import json
 import os
 import pickle
-import resource
 import shutil
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -30,6 +28,7 @@ from hlat.checkpoint.protocol.reader import open_checkpoint, resolve, verify_che
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.runtime.errors import CheckpointError
 from tests.support.checkpoint.saved_states import save, state
+from tests.support.storages import limited_memory
 
 
 @pytest.fixture
@@ -201,12 +200,8 @@ def test_an_impossible_index_is_refused_before_any_allocation(
     (folder.parent / "secret").write_bytes(bytes(1000))
     write_index(folder, {"model.a": (torch.Size(size), boxes)}, **position)
     seal(folder)
-    limits, used = resource.getrlimit(resource.RLIMIT_AS), psutil.Process().memory_info().vms
-    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), limits[1]))
-    try:
+    with limited_memory(1 << 30):
         assert_refused(folder, message)
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def test_entries_that_are_not_tensors_are_refused(folder: Path) -> None:

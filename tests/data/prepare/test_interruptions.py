@@ -16,7 +16,17 @@ from hlat.data.prepared.prepared_folder import open_prepared
 from hlat.runtime.errors import DataError
 from hlat.runtime.helper_process import HelperProcess
 from tests.support.data.corpora import documents, tree, write_jsonl
-from tests.support.data.preparing import LARGE, Watched, data_config, finished_units, start, wait, watch_units, workers
+from tests.support.data.preparing import (
+    LARGE,
+    STUCK,
+    Watched,
+    data_config,
+    finished_units,
+    start,
+    wait,
+    watch_units,
+    workers,
+)
 
 pytestmark = pytest.mark.usefixtures("small_units")
 
@@ -45,7 +55,7 @@ def test_a_killed_preparation_resumes_to_the_same_bytes(
     when: str | int,
 ) -> None:
     out, config = tmp_path / "out", data_config(large, **LARGE)
-    process = start(config, out)
+    process = start(config, out, STUCK)
     if isinstance(when, int):
         wait(lambda: len(finished_units(out)) >= when, process)
     else:
@@ -110,7 +120,7 @@ def test_finished_units_of_another_preparation_are_never_deleted(
     large: Path, small: Path, tmp_path: Path, reference: dict[str, bytes]
 ) -> None:
     out = tmp_path / "out"
-    process = start(data_config(large, **LARGE), out)
+    process = start(data_config(large, **LARGE), out, STUCK)
     wait(lambda: finished_units(out), process)
     process.kill()
     process.wait()

@@ -22,7 +22,7 @@ from hlat.data.prepare.work_units import index_file, tokens_file
 from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents, tree, write_jsonl
 from tests.support.data.preparation_model import BAD
-from tests.support.data.preparing import finished_units, start, wait, watch_units
+from tests.support.data.preparing import STUCK, finished_units, start, wait, watch_units
 
 pytestmark = pytest.mark.usefixtures("small_units")
 
@@ -103,8 +103,8 @@ def test_a_killed_preparation_or_partition_resumes_to_the_same_bytes(
     out = tmp_path / "out"
     part = "from hlat.data.prepare.partitions import prepare_partition\n"
     part += "def prepare(*a, **k): prepare_partition(*a, 2, 2, **k)"
-    process = start(config, out, part if what == "part" else "")
-    wait(lambda: len(finished_units(out)) >= 1, process)  # most are left, also on a busy machine
+    process = start(config, out, STUCK + (part if what == "part" else ""))
+    wait(lambda: len(finished_units(out)) >= 1, process)
     processes = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGKILL)
     process.communicate()

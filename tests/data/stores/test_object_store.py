@@ -18,6 +18,7 @@ from hlat.data.stores.cache import PART_SUFFIX
 from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents, tree, write_jsonl
 from tests.support.data.preparing import LARGE, data_config, start, wait
+from tests.support.launch.launching import wait_until
 from tests.support.object_store import ObjectStore
 
 pytestmark = pytest.mark.usefixtures("small_units")
@@ -104,7 +105,12 @@ def test_preparation_waits_for_a_server_that_is_killed_and_restarted(
     store: ObjectStore, tmp_path: Path, reference: dict[str, bytes], stage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The server is killed between two files; the outage is logged once."""
-    back = threading.Timer(1.0, store.start)
+
+    def restart() -> None:
+        wait_until(lambda: bool(outages(caplog)))
+        store.start()
+
+    back = threading.Thread(target=restart)
 
     def kill() -> None:
         store.kill()
@@ -128,7 +134,8 @@ def test_a_download_resumes_after_the_server_was_killed(
     corpus = write_jsonl(tmp_path / "slow.jsonl", documents(200, 3_000))
     store.put(corpus, "slow/0.jsonl")
     store.replace("slow/0.jsonl", corpus.read_bytes())
-    store.misbehave({"method": "GET", "path": "slow/0", "slow": 0.05})
+    stuck = {"method": "GET", "path": "slow/0", "slow": 1e5}  # after a piece of the third chunk
+    store.misbehave({"method": "GET", "path": "slow/0", "times": 2, "keep": 1 << 30}, stuck)
     first = len(store.requests())
 
     def gets() -> list[str]:
@@ -159,7 +166,7 @@ def test_preparation_killed_while_fetching_is_resumed(
     """SIGKILL leaves a partial file, which the next run removes; complete files are used again."""
     out, cache = tmp_path / "out", tmp_path / "cache"
     config = data_config(URL, **LARGE, cache_dir=str(cache))
-    store.misbehave({"method": "GET", "path": "large/2", "slow": 0.5})
+    store.misbehave({"method": "GET", "path": "large/2", "slow": 1e5})
     process = start(config, out)
     wait(lambda: len(list(cache.glob("[0-9a-f]*.jsonl"))) == 2 and list(cache.glob(f"*{PART_SUFFIX}")), process)
     process.kill()

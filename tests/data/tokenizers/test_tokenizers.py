@@ -5,9 +5,12 @@ import json
 import random
 import re
 import shutil
+import threading
 from functools import cache
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -17,11 +20,13 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, trainers
 
 from hlat.data.tokenizers import sentencepiece as sentencepiece_tokenizer
+from hlat.data.tokenizers import training
 from hlat.data.tokenizers.base import _PUBLISHED_PATTERNS, OWN_PATTERN, cut_text, cuts_preserve_tokens
 from hlat.data.tokenizers.json_tokenizer import JsonTokenizer, read_json_tokenizer
 from hlat.data.tokenizers.load import load_saved, load_tokenizer
 from hlat.data.tokenizers.training import sample_texts, train_bpe, train_char
 from hlat.runtime.errors import DataError
+from hlat.runtime.helper_process import Channel
 from tests.support.data.corpora import documents, prose
 
 LLAMA2 = Path(__file__).parents[4] / "shared" / "data" / "tokenizers" / "llama2.model"
@@ -92,15 +97,24 @@ def test_an_interruption_ends_the_process_that_trains() -> None:
     assert not set(psutil.Process().children(recursive=True)) - before
 
 
-def test_a_killed_process_is_an_error_that_names_memory() -> None:
+def test_a_killed_process_is_an_error_that_names_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the end of the texts, which does not come before it is killed."""
     before = set(psutil.Process().children())  # other tests of this process may have left a server
+    send, killed = training._send, threading.Event()
+
+    def send_without_end(channel: Channel, *given: Any) -> None:
+        held: Any = SimpleNamespace(send=lambda texts: channel.send(texts) if texts else killed.wait())
+        send(held, *given)
+
+    monkeypatch.setattr(training, "_send", send_without_end)
 
     def kill(*report: object) -> None:
         for child in set(psutil.Process().children()) - before:
             child.kill()
+        killed.set()
 
     with pytest.raises(DataError, match=r"killed by signal 9, perhaps because memory ran out\..*train_bytes"):
-        train_bpe(documents(400, 5000), 30_000, progress=kill)  # seconds of merges: it is killed in the middle
+        train_bpe(documents(50, 1000), 600, progress=kill)
 
 
 def test_each_digit_is_a_token() -> None:

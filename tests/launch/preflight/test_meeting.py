@@ -6,6 +6,7 @@ import shutil
 import stat
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +35,14 @@ def meet(folder: Path, node: int, nodes: int, patience: float) -> Meeting:
     return Meeting(folder, make_request(None, (), options, {}))
 
 
-def test_hosts_meet_exchange_reports_and_leave_nothing(tmp_path: Path):
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch):
+    """Limits that no host on a busy machine exceeds."""
+    for name in ("_SILENCE", "_LEAVING", "_LINK_TIMEOUT"):
+        monkeypatch.setattr(meetings, name, 600.0)
+
+
+def test_hosts_meet_exchange_reports_and_leave_nothing(tmp_path: Path, patient: None):
     """Files of an earlier meeting that was killed lie there."""
     folder = tmp_path / "doctor"
     folder.mkdir()
@@ -46,7 +54,7 @@ def test_hosts_meet_exchange_reports_and_leave_nothing(tmp_path: Path):
     verdicts = {}
 
     def host(node: int) -> None:
-        meeting = meet(folder, node, 3, patience=20)
+        meeting = meet(folder, node, 3, patience=600)
         meeting.post("host", {"node": node})
         if node == 0:
             meeting.post("verdict", {"heard": sorted(meeting.gather("host", range(3)))})
@@ -62,21 +70,25 @@ def test_hosts_meet_exchange_reports_and_leave_nothing(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_host_that_does_not_come_or_stops_counting_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(meetings, "_SILENCE", 0.4)
+def test_a_host_that_does_not_come_or_stops_counting_is_left_behind(
+    tmp_path: Path, patient: None, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(meetings, "_BEAT", 0.1)
     hosts: dict[int, Meeting] = {}
 
     def arrive(node: int) -> None:
-        hosts[node] = meet(tmp_path, node, 3, patience=3)
+        hosts[node] = meet(tmp_path, node, 3, patience=600)
 
     arrive(0)
     thread = threading.Thread(target=arrive, args=(1,))
     thread.start()
-    assert hosts[0].gather("never", [2]) == {}
+    with monkeypatch.context() as impatient:
+        impatient.setattr(hosts[0], "_patience", 0.2)
+        assert hosts[0].gather("never", [2]) == {}
     thread.join()
     hosts[1].post("first", {})
     assert set(hosts[0].gather("first", [1])) == {1}
+    monkeypatch.setattr(meetings, "_SILENCE", 0.0)
     hosts[1]._stop.set()  # as a host that is killed
     assert hosts[0].gather("second", [1], math.inf) == {}, "it waits no longer than for a silent host"
     hosts[0]._stop.set()
@@ -85,8 +97,8 @@ def test_a_host_that_does_not_come_or_stops_counting_is_left_behind(tmp_path: Pa
 
 
 def test_a_meeting_that_begins_while_another_ends_keeps_its_files(tmp_path: Path):
-    old = meet(tmp_path / "doctor", 0, 1, patience=3)
-    new = meet(tmp_path / "doctor", 0, 1, patience=3)
+    old = meet(tmp_path / "doctor", 0, 1, patience=600)
+    new = meet(tmp_path / "doctor", 0, 1, patience=600)
     new.post("host", {"here": 1})
     old.leave()
     assert new.gather("host", [0]) == {0: {"here": 1}}
@@ -94,9 +106,9 @@ def test_a_meeting_that_begins_while_another_ends_keeps_its_files(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_host_is_waited_for_that_reported_long_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    first = meet(tmp_path, 0, 2, patience=60)
-    other = meet(tmp_path, 1, 2, patience=60)
+def test_a_host_is_waited_for_that_reported_long_ago(tmp_path: Path, patient: None, monkeypatch: pytest.MonkeyPatch):
+    first = meet(tmp_path, 0, 2, patience=600)
+    other = meet(tmp_path, 1, 2, patience=600)
     other.post("host", {})
     assert set(first.gather("host", [1])) == {1}
     monkeypatch.setattr(meetings, "_SILENCE", -1.0)  # any time is too long
@@ -122,12 +134,14 @@ def test_folders_that_were_made_are_removed_up_to_those_that_were_there(tmp_path
     assert kept == tmp_path and [path.name for path in (tmp_path / "a").iterdir()] == ["file"]
 
 
-def test_a_link_tells_the_time_takes_data_and_refuses_strangers():
+def test_a_link_tells_the_time_takes_data_and_refuses_strangers(patient: None):
+    begin = time.monotonic()
     with accept_connections("127.0.0.1", 0, serve_links("0" * 32, lambda: 1000.0)) as port:
         peer = Peer("a", "a", "127.0.0.1", ("127.0.0.1",), port, "0" * 32)
         offset, bound = ask_time(peer, lambda: 1007.0)
-        assert abs(offset - 7.0) <= bound + 1e-3 and bound < 1
-        assert measure_rate(peer) > 1e6
+        assert abs(offset - 7.0) <= bound + 1e-3 and bound < time.monotonic() - begin
+        begin = time.monotonic()
+        assert measure_rate(peer) > meetings._SENT_BYTES / (time.monotonic() - begin + 1e-3)
         with pytest.raises(OSError, match="another program answers"):
             connect(replace(peer, token="1" * 32))
     with pytest.raises(OSError, match="refused"):

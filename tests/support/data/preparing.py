@@ -56,6 +56,20 @@ def watch_units(patch: pytest.MonkeyPatch) -> set[int]:
     return seen
 
 
+# Code for ``start``: finishes so many units and waits, as a busy machine may leave little time to kill it at work.
+STUCK = """
+import time
+from hlat.data.prepare.worker import WorkerPool
+run = WorkerPool.run
+def stuck(pool, units):
+    for done, number in enumerate(run(pool, units), start=1):
+        yield number
+        while done >= 6:
+            time.sleep(0.01)
+WorkerPool.run = stuck
+"""
+
+
 def start(config: DataConfig, out: Path, before: str = "") -> "subprocess.Popen[str]":
     """Start a preparation as a separate process in a new session; the code ``before`` is run first."""
     program = f"""

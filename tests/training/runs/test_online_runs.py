@@ -5,12 +5,14 @@ test_resume has the run on online data that is killed and resumed in the default
 
 import json
 import signal
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.support.commands import StartedCommand
+from tests.support.held import wait_for_a_stop_after
 from tests.support.same_runs import assert_same_run, metrics_of
 
 ONLINE = ["data.mode=online", "data.streams=8"]
@@ -48,7 +50,7 @@ def test_a_stopped_and_resumed_run_is_the_same_run(cli, recipe_file, online, str
 
 def test_a_killed_run_leaves_no_process(recipe_file, online):
     command = ["train", recipe_file, *online, "checkpoint.every_steps=3", "--no-supervisor"]
-    process = StartedCommand(*command)
+    process = StartedCommand(*command, prepare=partial(wait_for_a_stop_after, 12))
     for line in process.stdout:
         if "step 10/40" in line:
             break
