@@ -38,11 +38,8 @@ def begin(recipe_file, tiny, tmp_path):
         environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
         environment |= {name: str(value) for name, value in variables.items()}
         with (tmp_path / f"errors-{len(started)}").open("w") as errors:
-            started.append(
-                StartedCommand(
-                    "train", recipe_file, *tiny, *words, errors=errors, env=environment, prepare=_stay_silent
-                )
-            )
+            streams = {"errors": errors, "env": environment}
+            started.append(StartedCommand("train", recipe_file, *tiny, *words, **streams, prepare=_stay_silent))
         return started[-1]
 
     yield start
