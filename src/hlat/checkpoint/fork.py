@@ -207,9 +207,9 @@ def _write(
         origin = {"folder": str(parent.resolve()), "id": read_run_id(parent), "step": checkpoint.step}
         way = _write_checkpoint(disk, checkpoint, place, {"recipe": settings, "parent": origin})
         write_recipe(staging, settings, recipe.run_dir)
-        with closing(EventLog(staging / "events.jsonl")) as log:
+        with closing(EventLog(staging / "events.jsonl")) as events:
             differing = [asdict(change) for change in changes]
-            log.append("fork", step=checkpoint.step, parent=origin, changes=differing, recipe=settings)
+            events.append("fork", step=checkpoint.step, parent=origin, changes=differing, recipe=settings)
         RunId(staging, recipe.run.name, disk).ensure()
         disk.sync_folder(place.parent)
         disk.sync_folder(staging)
