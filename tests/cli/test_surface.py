@@ -122,6 +122,7 @@ SURFACE = {
     "average": {"checkpoints", "--to", "--last", "--coefficients", "--decay", "--weights"},
     "import": {"source", "--to", "--model", "--tokenizer"},
     "export": {"checkpoint", "--to", "--dtype", "--weights"},
+    "fork": {"run", "overrides", "--to"},
     "quickstart": {"--to", "--steps", "--verbose"},
     "init": {"texts", "--to", "--time", "--from", "--model", "--text-column", "--name", "--device"},
     "sweep": {

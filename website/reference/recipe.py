@@ -192,7 +192,9 @@ def _facts(field: Field, schema: dict[str, Any]) -> list[str]:
     if theirs is not None:
         found.append(f"Hugging Face's name, accepted too: `{theirs}`")
     if field.node.get("resume") == "fixed":
-        found.append("fixed: a run cannot be resumed with another value")
+        found.append("fixed: neither a resumed run nor a fork can have another value")
+    if field.path.startswith(("optimizer.", "schedule.")) or field.node.get("resume") == "fork":
+        found.append("another value after the first step: in a fork (`hlat fork`)")
     return found
 
 

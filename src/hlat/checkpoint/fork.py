@@ -103,7 +103,8 @@ def _rate(recipe: Recipe, step: int) -> float:
 def _find(run: str) -> tuple[Path, Checkpoint]:
     """Find the run folder and the checkpoint that RUN@STEP names; of RUN alone, the newest readable one."""
     head, _, last = run.rpartition("@")
-    name, step = (head, int(last)) if head and last.isdecimal() else (run, None)
+    names_step = head and last.isdecimal() and not Path(run).exists()
+    name, step = (head, int(last)) if names_step else (run, None)
     if is_url(name):
         raise CheckpointError(
             f"{run}: is in an object store, and a fork is made from a run folder. Copy the folder of the step from "
@@ -207,9 +208,9 @@ def _write(
         origin = {"folder": str(parent.resolve()), "id": read_run_id(parent), "step": checkpoint.step}
         way = _write_checkpoint(disk, checkpoint, place, {"recipe": settings, "parent": origin})
         write_recipe(staging, settings, recipe.run_dir)
-        with closing(EventLog(staging / "events.jsonl")) as log:
+        with closing(EventLog(staging / "events.jsonl")) as events:
             differing = [asdict(change) for change in changes]
-            log.append("fork", step=checkpoint.step, parent=origin, changes=differing, recipe=settings)
+            events.append("fork", step=checkpoint.step, parent=origin, changes=differing, recipe=settings)
         RunId(staging, recipe.run.name, disk).ensure()
         disk.sync_folder(place.parent)
         disk.sync_folder(staging)

@@ -149,7 +149,8 @@ def _diverged(state: RunState, problem: str) -> NumericsError:
     if state.saved is None:
         good = f"No checkpoint has been written. {remedies}: the same command begins anew."
     else:
-        good = f"The last good state is {state.saved.path}. {remedies}: the same command resumes from that checkpoint."
+        command = f"hlat fork {recipe.run_dir}@{state.saved.step} --to NEW optimizer.lr=RATE"
+        good = f"The last good state is {state.saved.path}. {remedies}, in a fork of the run from there: {command}."
     return NumericsError(f"{problem}: training has diverged. {good}")
 
 

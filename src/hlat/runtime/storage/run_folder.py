@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
-
 from hlat.runtime.errors import StateLostError, StorageError
 from hlat.runtime.progress import blocking_call
 from hlat.runtime.storage.local_files import broken_link, sync_to_disk, write_atomic
@@ -70,6 +68,8 @@ def is_foreign_recipe(run_dir: Path) -> bool:
 
 def write_recipe(folder: Path, recipe: Mapping[str, Any], run_dir: Path) -> None:
     """Write the resolved recipe of the run in ``run_dir`` to a folder, without credentials in URLs; OSError."""
+    import yaml  # noqa: PLC0415  (lists of runs, which start fast, write none)
+
     head = f"{RECIPE_HEAD} The same run: hlat train {run_dir}/{RECIPE_NAME}\n"
     text = yaml.safe_dump(redact_json(dict(recipe)), sort_keys=False, allow_unicode=True)
     write_atomic(folder / RECIPE_NAME, (head + text).encode())
