@@ -32,6 +32,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 EMBEDDING, HEAD, QUERY = "model.embed_tokens.weight", "lm_head.weight", "model.layers.0.self_attn.q_proj.weight"
 FULL, SLIDING = "full_attention", "sliding_attention"
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 TIED = {"tie_word_embeddings": True}
 Tensors = dict[str, torch.Tensor]
@@ -140,6 +141,22 @@ ROPE: list[tuple[dict[str, Any], str | None]] = [
         None,
     ),
     ({"original_max_position_embeddings": 64, "rope_parameters": {**LLAMA3, "rope_theta": 1e4}}, None),
+    ({"rope_parameters": ..., "rope_scaling": YARN}, None),
+    ({"rope_parameters": ..., "rope_scaling": {**YARN, "truncate": None, "beta_fast": None, "mscale": 0.5}}, None),
+    ({"rope_parameters": {**YARN, "factor": None, "rope_theta": 5e5}}, None),
+    ({"rope_parameters": {**YARN, "rope_theta": 1e4}, "original_max_position_embeddings": 32}, None),
+    ({"rope_parameters": {**YARN, "mscale": 0.9, "mscale_all_dim": 0.4, "rope_theta": 1e4}}, None),
+    ({"rope_parameters": {**YARN, "attention_factor": 0.8, "rope_theta": 1e4}}, None),
+    ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}}, None),
+    (
+        {
+            "rope_parameters": ...,
+            "max_position_embeddings": 64,
+            "rope_scaling": {"type": "dynamic", "factor": 4},
+        },
+        None,
+    ),
+    ({"rope_scaling": {**YARN, "short_factor": [1.0]}}, "rope_scaling.short_factor"),
     ({"rope_parameters": ..., "rope_scaling": LLAMA3}, "original_max_position_embeddings: is required"),
     ({"rope_parameters": ..., "partial_rotary_factor": 0.5, "rope_scaling": LINEAR}, "rotates whole heads"),
 ]
@@ -342,7 +359,8 @@ FIELDS: dict[str, list[Any]] = {
     "hidden_act": [..., "swish", "gelu", "SiLU"],
     "head_dim": [..., None, 8],
     "rope_theta": [..., 500000, 0],
-    "rope_scaling": [{"rope_type": kind, "factor": 4.0} for kind in ("dynamic", "yarn", "longrope", "ntk", None)],
+    "rope_scaling": [{"rope_type": kind, "factor": 4.0} for kind in ("dynamic", "yarn", "longrope", "ntk", None)]
+    + [{**YARN, name: value} for name in ("beta_fast", "mscale", "factor") for value in (None, 0, 2, True, "4")],
     "attention_bias": [True, None, "false"],
     "mlp_bias": [True, False],
     "attention_dropout": [0.1],
