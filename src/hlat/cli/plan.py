@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hlat.hardware import Cluster
-    from hlat.planner import ClusterComparison, ModelSize, PlanQuestion, Purchase
+    from hlat.planner import ClusterComparison, LayoutPrediction, ModelSize, PlanQuestion, Purchase, TrainingPlan
     from hlat.rehearsal import Rehearsal
 
 
@@ -221,13 +221,22 @@ def _say_plans(found: "ClusterComparison", *, as_json: bool, words: bool) -> Non
         return
     plans = list(found.plans)
     columns = _columns()
+
+    def say_words(plan: "TrainingPlan", other: "LayoutPrediction | None") -> None:
+        for sentence, indent in plan_words(plan, words, other):
+            for line in wrapped(sentence, columns, indent):
+                say(line)
+
     for line in plan_lines(plans, columns, layouts=words or len(plans) == 1):
         say(escape_name(line))
     for plan in plans:
         say()
-        for sentence, indent in plan_words(plan, words, found.against.get(plan.request.cluster.name)):
-            for line in wrapped(sentence, columns, indent):
-                say(line)
+        say_words(plan, found.against.get(plan.request.cluster.name))
+        for name, stage in plan.stages.items() if words else ():
+            say(f"\nstage {name}")
+            for line in plan_lines([stage], columns):
+                say(escape_name(line))
+            say_words(stage, None)
     for sentence in comparison_lines(plans):
         for line in wrapped(sentence, columns, 2):
             say(line)
@@ -236,7 +245,7 @@ def _say_plans(found: "ClusterComparison", *, as_json: bool, words: bool) -> Non
 
 
 def _write_files(found: "ClusterComparison", html: Path | None, trace: Path | None, recipe: Path | None) -> None:
-    from hlat.planner import chrome_trace, fits, html_page, recipe_fragment
+    from hlat.planner import chrome_trace, html_page
 
     plans = found.plans
     contents: list[tuple[Path, str]] = []
@@ -245,9 +254,7 @@ def _write_files(found: "ClusterComparison", html: Path | None, trace: Path | No
     if trace is not None:
         contents.append((trace, json.dumps(chrome_trace(plans[0]))))
     if recipe is not None:
-        first = plans[0]
-        fits_in = fits(first.request, first.chosen)
-        contents.append((recipe, recipe_fragment(first.request, first.chosen.candidate, fits_in=fits_in)))
+        contents.append((recipe, plans[0].fragment()))
     for path, content in contents:
         write_output(path, content)
 

@@ -174,6 +174,7 @@ class Recipe(Section):
     """Parts of the run, in order, each with its length and what changes in it; instead of training.steps and tokens."""
 
     _place: StagePlace | None = PrivateAttr(None)
+    _stage_defaults: tuple[Mapping[str, Any], ...] = PrivateAttr(())
 
     @property
     def place(self) -> StagePlace | None:
@@ -181,8 +182,19 @@ class Recipe(Section):
         return self._place
 
     def placed(self, place: StagePlace) -> "Recipe":
+        return self._with_private(_place=place)
+
+    @property
+    def stage_defaults(self) -> tuple[Mapping[str, Any], ...]:
+        """Defaults, by dotted path, that gave way to what a stage gives: of each stage."""
+        return self._stage_defaults or ({},) * len(self.stages)
+
+    def with_stage_defaults(self, defaults: Sequence[Mapping[str, Any]]) -> "Recipe":
+        return self._with_private(_stage_defaults=tuple(defaults))
+
+    def _with_private(self, **values: Any) -> "Recipe":
         found = self.model_copy()
-        object.__setattr__(found, "__pydantic_private__", {"_place": place})
+        object.__setattr__(found, "__pydantic_private__", {**(self.__pydantic_private__ or {}), **values})
         return found
 
     def each_stage(self) -> list["Recipe"]:
@@ -228,6 +240,11 @@ class Recipe(Section):
     @property
     def total_tokens(self) -> int:
         return self.batches.tokens_before(self.total_steps)
+
+    @property
+    def stage_tokens(self) -> int:
+        """Tokens of this stage; of the run if the recipe is of a whole one."""
+        return self.total_tokens if self._place is None else self._place.tokens
 
     @property
     def steps_and_tokens(self) -> str:
@@ -282,10 +299,20 @@ class Recipe(Section):
         return section in self.model_fields_set and name in getattr(self, section).model_fields_set
 
     def having(self, values: Mapping[str, Any], *, given: bool = True) -> "Recipe":
-        """Return the recipe with other values of some fields; not ``given``, they stay defaults."""
+        """Return the recipe with other values of some fields; not ``given``, they stay defaults.
+
+        A field of a stage is called as in stages.1.batch.micro_batch.
+        """
         found = self
         for path, value in values.items():
             section, _, name = path.partition(".")
+            if section == "stages":
+                number, section, name = name.split(".")
+                stages = list(found.stages)
+                section_values = {**getattr(stages[int(number)], section), name: value}
+                stages[int(number)] = stages[int(number)].model_copy(update={section: section_values})
+                found = found.model_copy(update={"stages": tuple(stages)})
+                continue
             before = getattr(found, section)
             after = before.model_copy(update={name: value})
             if not given:

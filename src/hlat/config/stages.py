@@ -9,7 +9,7 @@ takes its place. So which samples a step reads stays a function of the recipe.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hlat.config.errors import Problem
@@ -59,6 +59,15 @@ class StagePlace:
     @property
     def is_last(self) -> bool:
         return self.index == len(self.run.stages) - 1
+
+    @property
+    def steps(self) -> int:
+        return self.stop - self.first
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the stage."""
+        return self.batches.tokens_before(self.stop) - self.batches.tokens_before(self.first)
 
 
 def merged(values: Any, changes: Mapping[str, Any], depth: int = 1) -> dict[str, Any]:
@@ -111,28 +120,32 @@ def _give_folder(
         if isinstance(source, Mapping)
     ]
     key = repr(texts)
-    if "prepared_dir" in stage.data or not folders:
+    if not folders:
         folders[key] = data.get("prepared_dir")
-    elif key in folders:
-        data["prepared_dir"] = folders[key]
+        return
+    run = content.get("run") if isinstance(content.get("run"), Mapping) else {}
+    assert isinstance(run, Mapping)
+    first = next(iter(folders.values())) or f"{run.get('dir') or 'runs/' + str(run.get('name', 'run'))}/data"
+    if "prepared_dir" in stage.data:
+        folders[key] = data.get("prepared_dir")
     else:
-        run = content.get("run") if isinstance(content.get("run"), Mapping) else {}
-        assert isinstance(run, Mapping)
-        first = next(iter(folders.values())) or f"{run.get('dir') or 'runs/' + str(run.get('name', 'run'))}/data"
-        data["prepared_dir"] = folders[key] = f"{first}-{stage.name}"
-        tokenizer = data.get("tokenizer")
-        if not (isinstance(tokenizer, Mapping) and tokenizer.get("path")):
-            # One vocabulary for the whole run: that of the first stage.
-            data["tokenizer"] = {**(tokenizer or {}), "path": f"{first}/tokenizer"}
+        data["prepared_dir"] = folders.setdefault(key, f"{first}-{stage.name}")
+    tokenizer = data.get("tokenizer")
+    is_own = (data.get("prepared_dir") or first) != first
+    if is_own and not (isinstance(tokenizer, Mapping) and tokenizer.get("path")):
+        # One vocabulary for the whole run: that of the first stage.
+        data["tokenizer"] = {**(tokenizer or {}), "path": f"{first}/tokenizer"}
 
 
 def stage_recipes(run: "Recipe") -> list["Recipe"]:
     """Return the recipe of each stage of a run, at its place; RecipeError or ValidationError if one is none."""
     kind = type(run)
+    # What the recipe leaves open stays open in each stage.
     plain = [
         kind.model_validate({**content, "training": {**content["training"], "steps": 1, "tokens": None}})
-        for content in stage_contents(run.model_dump(), run.stages)
+        for content in stage_contents(run.model_dump(exclude_unset=True), run.stages)
     ]
+    plain = [recipe.having(values, given=False) for recipe, values in zip(plain, run.stage_defaults, strict=True)]
     counts = [_count(stage, recipe) for stage, recipe in zip(run.stages, plain, strict=True)]
     starts = [sum(counts[:number]) for number in range(len(counts) + 1)]
     batches, total = _joined(plain, counts), starts[-1]
@@ -171,6 +184,25 @@ def _joined(recipes: Sequence["Recipe"], counts: Sequence[int]) -> "BatchSchedul
         lengths += [recipe.data.sequence_length] * len(found)
     last = recipes[-1].batches
     return type(last)(parts[-1][1], tuple(parts[:-1]), tuple(lengths))
+
+
+def open_defaults(recipe: "Recipe") -> dict[str, Any]:
+    """Return the values, by dotted path, of what a stage leaves open, where they are not those of its section."""
+    return {
+        f"{section}.{name}": value
+        for section in _MAY_CHANGE
+        for name, value in getattr(recipe, section)
+        if not recipe.gives(f"{section}.{name}")
+        and value != type(getattr(recipe, section)).model_fields[name].get_default(call_default_factory=True)
+    }
+
+
+def in_stage(problem: Problem, number: int, stages: Sequence[StageConfig]) -> Problem:
+    """Name the stage that gives the field of a problem; the path stays if none up to ``number`` does."""
+    section, _, rest = problem.path.partition(".")
+    name = rest.partition(".")[0]
+    given = [i for i in range(number + 1) if name in (getattr(stages[i], section, None) or ())]
+    return replace(problem, path=f"stages.{given[-1]}.{problem.path}") if given else problem
 
 
 def stage_problems(content: Mapping[str, Any], stages: Sequence[StageConfig]) -> Iterator[Problem]:
