@@ -16,7 +16,15 @@ import typer
 from typer.core import TyperCommand
 
 import hlat
-from hlat.cli.options import HardwareOption, JsonOption, PriceOption, WorldOption, check_outputs, write_output
+from hlat.cli.options import (
+    HardwareOption,
+    JsonOption,
+    PriceOption,
+    StageOption,
+    WorldOption,
+    check_outputs,
+    write_output,
+)
 from hlat.cli.terminal import OverridesArgument, RecipeArgument, opening_line, ready, say, whole_number
 from hlat.runtime.terminal import escape_name, wrapped
 
@@ -294,12 +302,18 @@ def rehearse(
         Path | None,
         typer.Option(help="Write operations and messages as a Chrome trace: in time with --cluster, else in order."),
     ] = None,
+    stage: StageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a training step of some ranks without devices: memory, communication, FLOPs, decisions, and errors."""
     check_outputs((trace,))
     # Before the slow imports: a wrong recipe is refused at once.
     asked = hlat.load_recipe(recipe, overrides or [])
+    stages = [each.name for each in asked.stages] if stage is None else [stage]
+    if trace is not None and len(stages) > 1:
+        raise typer.BadParameter(
+            f"--trace writes the step of one stage: name it with --stage, as in --stage {stages[0]}"
+        )
     from hlat.rehearsal import RankReport, report_lines
 
     ready()
@@ -309,25 +323,32 @@ def rehearse(
         if not as_json:
             say("\n".join(report_lines(report, width)))
 
-    with opening_line("rehearsing"):
-        found = hlat.rehearse(
-            recipe,
-            overrides or [],
-            world=world,
-            ranks=ranks or None,
-            processes=os.cpu_count() or 1,
-            on_report=show,
-            device=device,
-            cluster=cluster,
-            hardware=hardware,
-        )
-    if trace is not None:
-        _write_trace(trace, json.dumps(found.chrome_trace()))
+    contents, all_fit = list[dict[str, Any]](), True
+    for name in stages or [None]:
+        if asked.stages and not as_json:
+            say(f"stage {name}")
+        with opening_line("rehearsing"):
+            found = hlat.rehearse(
+                recipe,
+                overrides or [],
+                world=world,
+                ranks=ranks or None,
+                processes=os.cpu_count() or 1,
+                on_report=show,
+                device=device,
+                cluster=cluster,
+                hardware=hardware,
+                stage=name,
+            )
+        if trace is not None:
+            _write_trace(trace, json.dumps(found.chrome_trace()))
+        contents.append({"stage": name, **found.to_dict()} if asked.stages else found.to_dict())
+        if not as_json:
+            _say_all(found, asked.precision.mode, width)
+        all_fit = all_fit and (found.verdict is None or found.verdict.fits)
     if as_json:
-        say(json.dumps(found.to_dict(), indent=2))
-    else:
-        _say_all(found, asked.precision.mode, width)
-    if found.verdict is not None and not found.verdict.fits:
+        say(json.dumps({"stages": contents} if len(contents) > 1 else contents[0], indent=2))
+    if not all_fit:
         raise typer.Exit(_DOES_NOT_FIT)
 
 

@@ -171,9 +171,12 @@ def check(
 
     say(f"{recipe}: good{' (the recipe alone: --no-files)' if no_files else ''}")
     say(f"  model  {count_parameters(resolved.model).total:,} parameters")
-    say(f"  run    {resolved.steps_and_tokens} = {resolved.total_tokens:,} tokens")
-    if asked is not None or resolved.parallel.model_ranks > 1:
-        say(f"  layout {_layout(resolved, asked)}")
+    say(f"  run    {_length(resolved)} = {resolved.total_tokens:,} tokens")
+    for line in resolved.by_stage(_of_stage) if resolved.stages else ():
+        say(f"  stage  {line}")
+    if asked is not None or any(stage.parallel.model_ranks > 1 for stage in resolved.each_stage()):
+        for line in resolved.by_stage(partial(_layout, world=asked)):
+            say(f"  layout {line}")
     say(f"  precision {_precision(resolved)}")
     if is_here:
         for line in _determinism(resolved, asked or resolved.parallel.model_ranks):
@@ -189,6 +192,17 @@ def check(
     if more:
         say(f"  read   {more} numbers with a unit")
     show_notes([*odd_settings(resolved), *notes])
+
+
+def _length(recipe: "Recipe") -> str:
+    return plural(recipe.total_steps, "step") if recipe.stages else recipe.steps_and_tokens
+
+
+def _of_stage(recipe: "Recipe") -> str:
+    assert recipe.place is not None, "a stage of a run"
+    steps = plural(recipe.place.steps, "step")
+    sequences = f"{plural(recipe.batch.global_batch, 'sequence')} of {recipe.data.sequence_length:,} tokens each"
+    return f"{steps} of {sequences} = {recipe.stage_tokens:,} tokens"
 
 
 def _precision(recipe: "Recipe") -> str:

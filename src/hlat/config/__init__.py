@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hlat.config.sections.model import *
     from hlat.config.sections.operation import *
     from hlat.config.sections.training import *
+    from hlat.config.stages import *
     from hlat.config.yaml_files import *
 
 __getattr__ = lazily(
@@ -34,6 +35,7 @@ __getattr__ = lazily(
         "notes": "SettingNote odd_settings recipe_notes",
         "nxdt": "recipe_from_nxdt",
         "recipe": "BatchSchedule Recipe recipe_schema",
+        "stages": "changeable in_stage",
         "recipe_rules": "LONGEST_PERIOD model_problems whole_weights",
         "sections.base": "OwnPart Section",
         "sections.data": "DataConfig",
@@ -44,7 +46,7 @@ __getattr__ = lazily(
         "sections.operation": "AnomalyConfig CheckpointConfig FaultConfig RecoveryConfig TrackingConfig refuse_faults",
         "sections.training": (
             "AdamWConfig INTERLEAVED MuonConfig OptimizerConfig OwnOptimizerConfig OwnScheduleConfig "
-            "ParallelConfig PrecisionConfig RampStage RunConfig Schedule ScheduleConfig ZERO_BUBBLE "
+            "ParallelConfig PrecisionConfig RampStage RunConfig Schedule ScheduleConfig StageConfig ZERO_BUBBLE "
             "compile_obstacle default_virtual_stages"
         ),
         "yaml_files": "RECIPE_ENDINGS apply_overrides find_recipe load_yaml",

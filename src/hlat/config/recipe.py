@@ -17,7 +17,7 @@ A recipe file may leave out more than a resolved recipe: a preset stands for the
 for whole sections.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -201,6 +201,31 @@ class Recipe(Section):
         """Return the recipe of each stage, in order; the recipe itself if it has none."""
         return stage_recipes(self) if self.stages else [self]
 
+    def stage(self, name: str) -> "Recipe":
+        """Return the recipe of a stage; RecipeError if none is called so."""
+        for stage in self.each_stage():
+            if stage.place is not None and stage.place.stage.name == name:
+                return stage
+        names = ", ".join(stage.name for stage in self.stages)
+        known = f"The stages are called {names}." if names else "Leave it out: the recipe has no stages."
+        raise RecipeError([Problem("stage", "there is none that is called so.", known, name, True)])
+
+    def each_corpus(self) -> list["Recipe"]:
+        """Return the first stage of each folder of prepared data; the recipe itself if it has no stages."""
+        found: dict[Path, Recipe] = {}
+        for stage in self.each_stage():
+            found.setdefault(stage.prepared_dir, stage)
+        return list(found.values())
+
+    def by_stage(self, describe: Callable[["Recipe"], str]) -> Iterator[str]:
+        """Yield what is to be said of each stage, after the names of those of which it is; without stages, that."""
+        found = dict[str, list[str]]()
+        for stage in self.each_stage():
+            found.setdefault(describe(stage), []).append("" if stage.place is None else stage.place.stage.name)
+        for text, names in found.items():
+            if text:
+                yield f"{', '.join(names)}: {text}" if self.stages else text
+
     @property
     def _whole(self) -> StagePlace | None:
         return self._place if self._place is not None or not self.stages else stage_recipes(self)[-1].place
@@ -262,9 +287,12 @@ class Recipe(Section):
     @property
     def horizon_steps(self) -> int:
         """Steps of the learning-rate schedule, from its beginning."""
-        place = self._place
-        span = self.total_steps if place is None else place.schedule_stop - place.schedule_first
-        return self.schedule.horizon_steps or span
+        return self.schedule.horizon_steps or self.schedule_steps
+
+    @property
+    def schedule_steps(self) -> int:
+        """Steps of the run that have this schedule."""
+        return self.total_steps if self._place is None else self._place.schedule_steps
 
     @property
     def component_bytes(self) -> int:

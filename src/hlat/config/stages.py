@@ -65,6 +65,11 @@ class StagePlace:
         return self.stop - self.first
 
     @property
+    def schedule_steps(self) -> int:
+        """Steps from the beginning of the schedule to the end of the last stage that keeps it."""
+        return self.schedule_stop - self.schedule_first
+
+    @property
     def tokens(self) -> int:
         """Tokens of the stage."""
         return self.batches.tokens_before(self.stop) - self.batches.tokens_before(self.first)
@@ -197,6 +202,13 @@ def open_defaults(recipe: "Recipe") -> dict[str, Any]:
     }
 
 
+def changeable(path: str) -> bool:
+    """Return True if a stage may change the field of a path."""
+    section, _, rest = path.partition(".")
+    names, name = _MAY_CHANGE.get(section, ()), rest.partition(".")[0]
+    return (names is None or name in names) and name not in _FIXED.get(section, ())
+
+
 def in_stage(problem: Problem, number: int, stages: Sequence[StageConfig]) -> Problem:
     """Name the stage that gives the field of a problem; the path stays if none up to ``number`` does."""
     section, _, rest = problem.path.partition(".")
@@ -249,7 +261,7 @@ def span_problems(recipes: Sequence["Recipe"]) -> Iterator[Problem]:
     for recipe in recipes:
         place = recipe.place
         assert place is not None, "the recipe of a stage"
-        span, warmup = place.schedule_stop - place.schedule_first, recipe.schedule.warmup_steps
+        span, warmup = place.schedule_steps, recipe.schedule.warmup_steps
         is_given = place.schedule_first == place.first
         if is_given and warmup >= (recipe.schedule.horizon_steps or span):
             path = f"stages.{place.index}.schedule.warmup_steps" if place.index else "schedule.warmup_steps"

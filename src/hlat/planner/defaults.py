@@ -176,7 +176,9 @@ def _begun_values(recipe: Recipe, world: int | None) -> dict[str, Any]:
             }
             # On fewer processes than before it may not divide the batch any more: then it is chosen again.
             ranks = 1 if world is None else stage.data_parallel(world)
-            if values.get("batch.global_batch", stage.batch.global_batch) % (values.get("batch.micro_batch", 1) * ranks):
+            if values.get("batch.global_batch", stage.batch.global_batch) % (
+                values.get("batch.micro_batch", 1) * ranks
+            ):
                 values.pop("batch.micro_batch", None)
             found |= _of_stage(number, values)
         return found

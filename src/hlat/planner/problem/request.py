@@ -110,7 +110,10 @@ class PlanRequest:
         """Requests of the recipe's stages, by name; empty without stages."""
         if self.recipe is None or not self.recipe.stages:
             return {}
-        return {stage.name: self._of_stage(one) for stage, one in zip(self.recipe.stages, self.recipe.each_stage(), strict=True)}
+        return {
+            stage.name: self._of_stage(one)
+            for stage, one in zip(self.recipe.stages, self.recipe.each_stage(), strict=True)
+        }
 
     def _of_stage(self, stage: Recipe) -> "PlanRequest":
         return replace(
@@ -150,7 +153,8 @@ def resolve_request(question: PlanQuestion, cluster: Cluster, price: PriceKind |
     if problems or loaded is None:
         raise PlanError("\n".join(problems))
     config, recipe = _same_object(loaded[0]), loaded[1]
-    if recipe is not None and recipe.stages and (given := [name for name, value in _numbers(question) if value is not None]):
+    given = [name for name, value in _numbers(question) if value is not None]
+    if given and recipe is not None and recipe.stages:
         raise PlanError(f"{', '.join(given)}: each stage of {model} says its own; leave it out, or change the recipe")
     assumed = []
     if sequence is None:
