@@ -201,7 +201,8 @@ def rehearse(
 
     Raises:
         RecipeError: every problem of the recipe, also those that only a rank finds.
-        LaunchError: there is no such rank, the recipe has stages and none is named, or everything that the device cannot do.
+        LaunchError: there is no such rank, no stage is named of a recipe with stages, or everything that the device
+            cannot do.
         HardwareError: no such device, chip or cluster, or the catalog is inconsistent.
     """
     with restored(), recipe_job(recipe, overrides) as job:

@@ -240,8 +240,8 @@ def prepare_command(
     With data.mode=online only what training needs besides: tokenizer, validation text, a catalogue of blocks.
     Data that was prepared before is verified byte for byte, and its manifest gets a checksum if it has none. On several
     machines, each prepares a part of the files with --part 1/3, --part 2/3 and so on, and hlat data merge puts them
-    together. Of a recipe with stages all data is prepared, each folder once, or that of one stage, also while an earlier
-    one trains.
+    together. Of a recipe with stages, the data of all is prepared, each folder once; that of a later stage may be
+    prepared while an earlier one trains.
     """
     for resolved in _corpora(hlat.load_recipe(recipe, overrides or []), stage):
         if part is None:

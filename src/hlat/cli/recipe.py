@@ -171,12 +171,8 @@ def check(
 
     say(f"{recipe}: good{' (the recipe alone: --no-files)' if no_files else ''}")
     say(f"  model  {count_parameters(resolved.model).total:,} parameters")
-    say(f"  run    {_length(resolved)} = {resolved.total_tokens:,} tokens")
-    for line in resolved.by_stage(_of_stage) if resolved.stages else ():
-        say(f"  stage  {line}")
-    if asked is not None or any(stage.parallel.model_ranks > 1 for stage in resolved.each_stage()):
-        for line in resolved.by_stage(partial(_layout, world=asked)):
-            say(f"  layout {line}")
+    for name, line in _run(resolved, asked):
+        say(f"  {name:6} {line}")
     say(f"  precision {_precision(resolved)}")
     if is_here:
         for line in _determinism(resolved, asked or resolved.parallel.model_ranks):
@@ -194,8 +190,14 @@ def check(
     show_notes([*odd_settings(resolved), *notes])
 
 
-def _length(recipe: "Recipe") -> str:
-    return plural(recipe.total_steps, "step") if recipe.stages else recipe.steps_and_tokens
+def _run(recipe: "Recipe", world: int | None) -> Iterator[tuple[str, str]]:
+    """Yield name and text of the lines about the length of a run and of its stages, and about layouts."""
+    length = plural(recipe.total_steps, "step") if recipe.stages else recipe.steps_and_tokens
+    yield "run", f"{length} = {recipe.total_tokens:,} tokens"
+    if recipe.stages:
+        yield from (("stage", line) for line in recipe.by_stage(_of_stage))
+    if world is not None or any(stage.parallel.model_ranks > 1 for stage in recipe.each_stage()):
+        yield from (("layout", line) for line in recipe.by_stage(partial(_layout, world=world)))
 
 
 def _of_stage(recipe: "Recipe") -> str:

@@ -133,6 +133,7 @@ class StartPlace:
 
 
 def sections_of(recipe: Recipe) -> dict[str, Any]:
+    """Return the sections of a recipe by name."""
     return {name: getattr(recipe, name) for name in type(recipe).model_fields}
 
 

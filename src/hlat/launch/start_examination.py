@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hlat.config import Fix, Problem, Recipe, RecipeError, SettingNote, own_parts
 from hlat.launch.start_checks import (

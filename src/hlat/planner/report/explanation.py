@@ -74,8 +74,9 @@ def plan_facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     every = "" if plan.stages else f"save every {said['checkpoint_every_steps']:,} steps; "
     yield (
         "failures",
-        f"one in {said['mean_hours_between_failures']:.1f} hours; {every}"
-        f"goodput {chosen.goodput:.1%} by Daly's formula, {plan.goodput_simulated[0]:.1%} simulated, {plan.goodput_simulated[1]:.1%} in the worst tenth of runs",
+        f"one in {said['mean_hours_between_failures']:.1f} hours; {every}goodput {chosen.goodput:.1%} "
+        f"by Daly's formula, {plan.goodput_simulated[0]:.1%} simulated, {plan.goodput_simulated[1]:.1%} in the worst "
+        "tenth of runs",
     )
     yield "saves", storage_sentence(request, chosen)
     if not fits(request, chosen):
