@@ -173,6 +173,7 @@ def rehearse(
     device: str | None = None,
     cluster: str | None = None,
     hardware: str | Path | None = None,
+    stage: str | None = None,
 ) -> "Rehearsal":
     """Run a training step of some ranks on this machine, on tensors that take no memory.
 
@@ -190,6 +191,7 @@ def rehearse(
             with, and which the time of the step is predicted for. Without ``device`` and ``cluster``, the rehearsal
             decides as on a CPU.
         hardware: file with a catalog of chips and instances, on top of the one that ships with hlat.
+        stage: name of the stage to rehearse, of a recipe with stages, which needs it.
 
     Returns:
         ``ranks``: a report for each, with ``peak_bytes``, ``messages``, ``flops`` and others; ``layout``; ``decisions``
@@ -199,7 +201,8 @@ def rehearse(
 
     Raises:
         RecipeError: every problem of the recipe, also those that only a rank finds.
-        LaunchError: there is no such rank, or everything that the device cannot do.
+        LaunchError: there is no such rank, no stage is named of a recipe with stages, or everything that the device
+            cannot do.
         HardwareError: no such device, chip or cluster, or the catalog is inconsistent.
     """
     with restored(), recipe_job(recipe, overrides) as job:
@@ -216,8 +219,12 @@ def rehearse(
         if like is None and simulated is not None:
             with suppress(PlanError):  # a chip that is not planned for
                 like = machines_with(simulated.chip, count)
+        resolved = job.load(count, like)
+        if stage is None and resolved.stages:
+            names = ", ".join(one.name for one in resolved.stages)
+            raise LaunchError(f"a stage is rehearsed at a time: give one of {names} as stage.")
         return rehearse_world(
-            job.load(count, like),
+            resolved if stage is None else resolved.stage(stage),
             count,
             ranks,
             processes=processes,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import hlat
-from hlat.cli.options import JsonOption
+from hlat.cli.options import JsonOption, StageOption
 from hlat.cli.terminal import AllOption, OverridesArgument, RecipeArgument, data_progress, ready, say
 from hlat.runtime.errors import DataError
 from hlat.runtime.terminal import TABLE_ROWS, be_verbose, escape_controls, escape_name, first_of, plural
@@ -41,6 +41,7 @@ data_app = typer.Typer(help="Prepare text for training, and inspect it.", no_arg
 def show_command(
     source: DataArgument,
     overrides: OverridesArgument = None,
+    stage: StageOption = None,
     samples: Annotated[int, typer.Option(min=0, help="Samples of text to show of each split.")] = 2,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of each sample.")] = 128,
     as_json: JsonOption = False,
@@ -49,7 +50,7 @@ def show_command(
     """Show the contents of prepared data: counts, document lengths, copies, unreadable rows, samples of the text."""
     if verbose:
         be_verbose()
-    folder, _ = _find(source, overrides)
+    folder, _ = _find(source, overrides, stage)[0]
     from hlat.data import open_prepared, summarize
 
     ready()
@@ -67,29 +68,30 @@ def show_command(
 
 
 @data_app.command("verify")
-def verify_command(source: DataArgument, overrides: OverridesArgument = None) -> None:
+def verify_command(source: DataArgument, overrides: OverridesArgument = None, stage: StageOption = None) -> None:
     """Check prepared data completely: checksums, counts, token range, boundaries. Nothing is changed.
 
     Every problem is listed. With a recipe, its settings have to be those that the data was prepared with.
     """
-    folder, config = _find(source, overrides)
+    found = _find(source, overrides, stage)
     from hlat.data import verify_data
 
     ready(works=True)  # the exit code is the verdict
-    with data_progress() as progress:
-        prepared = verify_data(folder, config, progress)
-    files = sum(len(split.shards) for split in prepared.manifest.splits.values())
-    tokens = prepared.train_tokens + prepared.validation_tokens
-    say("\n".join([f"{folder} is whole: {plural(files, 'shard')}, {tokens:,} tokens", *prepared.advice]))
+    for folder, config in found:
+        with data_progress() as progress:
+            prepared = verify_data(folder, config, progress)
+        files = sum(len(split.shards) for split in prepared.manifest.splits.values())
+        tokens = prepared.train_tokens + prepared.validation_tokens
+        say("\n".join([f"{folder} is whole: {plural(files, 'shard')}, {tokens:,} tokens", *prepared.advice]))
 
 
-def _find(source: str, overrides: list[str] | None) -> "tuple[Path, DataConfig | None]":
-    """Return the folder of prepared data, and the data section if a recipe was named."""
+def _find(source: str, overrides: list[str] | None, stage: str | None) -> "list[tuple[Path, DataConfig | None]]":
+    """Return folders of prepared data, those of all stages or of one, with the data section if a recipe was named."""
     folder = Path(source)
     if folder.is_dir() and not overrides:
         below = folder / "data"
         # A run folder holds its prepared data there.
-        return (below if (below / "manifest.json").exists() else folder), None
+        return [(below if (below / "manifest.json").exists() else folder, None)]
     from hlat.config import RECIPE_ENDINGS, RecipeError
 
     try:
@@ -105,7 +107,11 @@ def _find(source: str, overrides: list[str] | None) -> "tuple[Path, DataConfig |
             f"or verified is data that was prepared. For a text, `hlat init {name}` writes a recipe, and `hlat data "
             "prepare RECIPE` prepares it."
         ) from error
-    return recipe.prepared_dir, recipe.data
+    return [(each.prepared_dir, each.data) for each in _corpora(recipe, stage)]
+
+
+def _corpora(recipe: "Recipe", stage: str | None) -> "list[Recipe]":
+    return recipe.each_corpus() if stage is None else [recipe.stage(stage)]
 
 
 def _plain(summary: "Summary") -> object:
@@ -221,6 +227,7 @@ def prepare_command(
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
     workers: WorkersOption = None,
+    stage: StageOption = None,
     part: Annotated[
         str | None,
         typer.Option(
@@ -233,27 +240,32 @@ def prepare_command(
     With data.mode=online only what training needs besides: tokenizer, validation text, a catalogue of blocks.
     Data that was prepared before is verified byte for byte, and its manifest gets a checksum if it has none. On several
     machines, each prepares a part of the files with --part 1/3, --part 2/3 and so on, and hlat data merge puts them
-    together.
+    together. Of a recipe with stages, the data of all is prepared, each folder once; that of a later stage may be
+    prepared while an earlier one trains.
     """
-    resolved = hlat.load_recipe(recipe, overrides or [])
-    if part is not None:
-        _prepare_part(resolved, part, workers)
-        return
+    for resolved in _corpora(hlat.load_recipe(recipe, overrides or []), stage):
+        if part is None:
+            _prepare(resolved, workers)
+        else:
+            _prepare_part(resolved, part, workers)
+
+
+def _prepare(recipe: "Recipe", workers: int | None) -> None:
     from hlat.data import check_tokenizer, check_vocabulary, prepare_recipe_data, verify_and_seal
 
     ready(works=True)
     # Before text is read, which may take long.
-    check_tokenizer(resolved.data, resolved.model.vocab_size)
+    check_tokenizer(recipe.data, recipe.model.vocab_size)
     with data_progress() as progress:
-        prepared = prepare_recipe_data(resolved, workers=workers, progress=progress)
-        vouched = verify_and_seal(resolved.prepared_dir, progress=progress)
-    check_vocabulary(prepared, resolved.model.vocab_size)
+        prepared = prepare_recipe_data(recipe, workers=workers, progress=progress)
+        vouched = verify_and_seal(recipe.prepared_dir, progress=progress)
+    check_vocabulary(prepared, recipe.model.vocab_size)
     say("\n".join([_summary(prepared), *vouched.advice]))
-    say(f"prepared in {resolved.prepared_dir}")
+    say(f"prepared in {recipe.prepared_dir}")
 
 
 def _prepare_part(recipe: "Recipe", part: str, workers: int | None) -> None:
-    from hlat.data import check_tokenizer, partition_folder, prepare_partition
+    from hlat.data import check_first_stage, check_tokenizer, partition_folder, prepare_partition
 
     match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
     if match is None or int(match[1]) > int(match[2]):
@@ -263,6 +275,7 @@ def _prepare_part(recipe: "Recipe", part: str, workers: int | None) -> None:
     number, parts = int(match[1]), int(match[2])
     folder = partition_folder(recipe.prepared_dir, number, parts)
     ready(works=True)
+    check_first_stage(recipe)
     check_tokenizer(recipe.data, recipe.model.vocab_size)
     with data_progress() as progress:
         record = prepare_partition(recipe.data, folder, number, parts, workers=workers, progress=progress)
@@ -286,6 +299,7 @@ def merge_command(
             help="Folders of all parts; default: those next to the recipe's data folder. Overrides as elsewhere.",
         ),
     ] = None,
+    stage: StageOption = None,
 ) -> None:
     """Merge all parts: byte for byte the data that one machine would have prepared.
 
@@ -294,7 +308,7 @@ def merge_command(
     # Folders and overrides share one argument; only overrides begin with a dotted name and an equals sign.
     overrides = [word for word in words or [] if re.match(r"[a-z_]\w*(\.\w+)*=", word)]
     folders = [Path(word) for word in words or [] if word not in overrides]
-    resolved = hlat.load_recipe(recipe, overrides)
+    resolved = _corpora(hlat.load_recipe(recipe, overrides), stage)[0]
     from hlat.data import (
         check_tokenizer,
         check_vocabulary,

@@ -22,6 +22,9 @@ NodesOption = Annotated[
         metavar=RANGE, help="Number of hosts; MIN:MAX goes on without those that are lost, and takes them back."
     ),
 ]
+StageOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Stage of a recipe with stages; default: all of them.")
+]
 WorldOption = Annotated[
     int | None,
     typer.Option(min=1, help="World size of the run: one process per accelerator, on any machines."),

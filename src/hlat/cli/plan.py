@@ -16,7 +16,15 @@ import typer
 from typer.core import TyperCommand
 
 import hlat
-from hlat.cli.options import HardwareOption, JsonOption, PriceOption, WorldOption, check_outputs, write_output
+from hlat.cli.options import (
+    HardwareOption,
+    JsonOption,
+    PriceOption,
+    StageOption,
+    WorldOption,
+    check_outputs,
+    write_output,
+)
 from hlat.cli.terminal import OverridesArgument, RecipeArgument, opening_line, ready, say, whole_number
 from hlat.runtime.terminal import escape_name, wrapped
 
@@ -24,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hlat.hardware import Cluster
-    from hlat.planner import ClusterComparison, ModelSize, PlanQuestion, Purchase
+    from hlat.planner import ClusterComparison, LayoutPrediction, ModelSize, PlanQuestion, Purchase, TrainingPlan
     from hlat.rehearsal import Rehearsal
 
 
@@ -221,13 +229,22 @@ def _say_plans(found: "ClusterComparison", *, as_json: bool, words: bool) -> Non
         return
     plans = list(found.plans)
     columns = _columns()
+
+    def say_words(plan: "TrainingPlan", other: "LayoutPrediction | None") -> None:
+        for sentence, indent in plan_words(plan, words, other):
+            for line in wrapped(sentence, columns, indent):
+                say(line)
+
     for line in plan_lines(plans, columns, layouts=words or len(plans) == 1):
         say(escape_name(line))
     for plan in plans:
         say()
-        for sentence, indent in plan_words(plan, words, found.against.get(plan.request.cluster.name)):
-            for line in wrapped(sentence, columns, indent):
-                say(line)
+        say_words(plan, found.against.get(plan.request.cluster.name))
+        for name, stage in plan.stages.items() if words else ():
+            say(f"\nstage {name}")
+            for line in plan_lines([stage], columns):
+                say(escape_name(line))
+            say_words(stage, None)
     for sentence in comparison_lines(plans):
         for line in wrapped(sentence, columns, 2):
             say(line)
@@ -236,7 +253,7 @@ def _say_plans(found: "ClusterComparison", *, as_json: bool, words: bool) -> Non
 
 
 def _write_files(found: "ClusterComparison", html: Path | None, trace: Path | None, recipe: Path | None) -> None:
-    from hlat.planner import chrome_trace, fits, html_page, recipe_fragment
+    from hlat.planner import chrome_trace, html_page
 
     plans = found.plans
     contents: list[tuple[Path, str]] = []
@@ -245,9 +262,7 @@ def _write_files(found: "ClusterComparison", html: Path | None, trace: Path | No
     if trace is not None:
         contents.append((trace, json.dumps(chrome_trace(plans[0]))))
     if recipe is not None:
-        first = plans[0]
-        fits_in = fits(first.request, first.chosen)
-        contents.append((recipe, recipe_fragment(first.request, first.chosen.candidate, fits_in=fits_in)))
+        contents.append((recipe, plans[0].fragment()))
     for path, content in contents:
         write_output(path, content)
 
@@ -287,12 +302,18 @@ def rehearse(
         Path | None,
         typer.Option(help="Write operations and messages as a Chrome trace: in time with --cluster, else in order."),
     ] = None,
+    stage: StageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a training step of some ranks without devices: memory, communication, FLOPs, decisions, and errors."""
     check_outputs((trace,))
     # Before the slow imports: a wrong recipe is refused at once.
     asked = hlat.load_recipe(recipe, overrides or [])
+    stages = [each.name for each in asked.stages] if stage is None else [stage]
+    if trace is not None and len(stages) > 1:
+        raise typer.BadParameter(
+            f"--trace writes the step of one stage: name it with --stage, as in --stage {stages[0]}"
+        )
     from hlat.rehearsal import RankReport, report_lines
 
     ready()
@@ -302,25 +323,32 @@ def rehearse(
         if not as_json:
             say("\n".join(report_lines(report, width)))
 
-    with opening_line("rehearsing"):
-        found = hlat.rehearse(
-            recipe,
-            overrides or [],
-            world=world,
-            ranks=ranks or None,
-            processes=os.cpu_count() or 1,
-            on_report=show,
-            device=device,
-            cluster=cluster,
-            hardware=hardware,
-        )
-    if trace is not None:
-        _write_trace(trace, json.dumps(found.chrome_trace()))
+    contents, all_fit = list[dict[str, Any]](), True
+    for name in stages or [None]:
+        if asked.stages and not as_json:
+            say(f"stage {name}")
+        with opening_line("rehearsing"):
+            found = hlat.rehearse(
+                recipe,
+                overrides or [],
+                world=world,
+                ranks=ranks or None,
+                processes=os.cpu_count() or 1,
+                on_report=show,
+                device=device,
+                cluster=cluster,
+                hardware=hardware,
+                stage=name,
+            )
+        if trace is not None:
+            _write_trace(trace, json.dumps(found.chrome_trace()))
+        contents.append({"stage": name, **found.to_dict()} if asked.stages else found.to_dict())
+        if not as_json:
+            _say_all(found, asked.precision.mode, width)
+        all_fit = all_fit and (found.verdict is None or found.verdict.fits)
     if as_json:
-        say(json.dumps(found.to_dict(), indent=2))
-    else:
-        _say_all(found, asked.precision.mode, width)
-    if found.verdict is not None and not found.verdict.fits:
+        say(json.dumps({"stages": contents} if len(contents) > 1 else contents[0], indent=2))
+    if not all_fit:
         raise typer.Exit(_DOES_NOT_FIT)
 
 

@@ -174,9 +174,8 @@ def check(
 
     say(f"{recipe}: good{' (the recipe alone: --no-files)' if no_files else ''}")
     say(f"  model  {count_parameters(resolved.model).total:,} parameters")
-    say(f"  run    {resolved.steps_and_tokens} = {resolved.total_tokens:,} tokens")
-    if asked is not None or resolved.parallel.model_ranks > 1:
-        say(f"  layout {_layout(resolved, asked)}")
+    for name, line in _run(resolved, asked):
+        say(f"  {name:6} {line}")
     say(f"  precision {_precision(resolved)}")
     for line in _determinism(resolved, asked or resolved.parallel.model_ranks) if is_here else ():
         say(f"  speed  {line}")
@@ -192,6 +191,23 @@ def check(
     if more:
         say(f"  read   {more} numbers with a unit")
     show_notes([*odd_settings(resolved), *notes])
+
+
+def _run(recipe: "Recipe", world: int | None) -> Iterator[tuple[str, str]]:
+    """Yield name and text of the lines about the length of a run and of its stages, and about layouts."""
+    length = plural(recipe.total_steps, "step") if recipe.stages else recipe.steps_and_tokens
+    yield "run", f"{length} = {recipe.total_tokens:,} tokens"
+    if recipe.stages:
+        yield from (("stage", line) for line in recipe.by_stage(_of_stage))
+    if world is not None or any(stage.parallel.model_ranks > 1 for stage in recipe.each_stage()):
+        yield from (("layout", line) for line in recipe.by_stage(partial(_layout, world=world)))
+
+
+def _of_stage(recipe: "Recipe") -> str:
+    assert recipe.place is not None, "a stage of a run"
+    steps = plural(recipe.place.steps, "step")
+    sequences = f"{plural(recipe.batch.global_batch, 'sequence')} of {recipe.data.sequence_length:,} tokens each"
+    return f"{steps} of {sequences} = {recipe.stage_tokens:,} tokens"
 
 
 def _precision(recipe: "Recipe") -> str:

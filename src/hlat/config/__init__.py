@@ -35,6 +35,7 @@ __getattr__ = lazily(
         "notes": "SettingNote odd_settings recipe_notes",
         "nxdt": "recipe_from_nxdt",
         "recipe": "BatchSchedule Recipe recipe_schema",
+        "stages": "StagePlace changeable in_stage",
         "recipe_rules": "LONGEST_PERIOD model_problems whole_weights",
         "sections.base": "OwnPart Section",
         "sections.data": "DataConfig",
@@ -46,10 +47,9 @@ __getattr__ = lazily(
         "sections.rope": "DynamicScaling LinearScaling Llama3Scaling SCALINGS YarnScaling",
         "sections.training": (
             "AdamWConfig AdamWFields INTERLEAVED MuonConfig OptimizerConfig OwnOptimizerConfig OwnScheduleConfig "
-            "ParallelConfig PrecisionConfig RampStage RunConfig Schedule ScheduleConfig ZERO_BUBBLE "
+            "ParallelConfig PrecisionConfig RampStage RunConfig Schedule ScheduleConfig StageConfig ZERO_BUBBLE "
             "compile_obstacle default_virtual_stages"
         ),
-        "stages": "StagePlace",
         "yaml_files": "RECIPE_ENDINGS apply_overrides find_recipe load_yaml",
     },
 )

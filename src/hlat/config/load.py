@@ -28,7 +28,7 @@ from hlat.config.recipe_rules import broken_rules, model_problems
 from hlat.config.sections.data import DataConfig
 from hlat.config.sections.model import HF_NAMES, ModelConfig
 from hlat.config.sections.training import StageConfig
-from hlat.config.stages import span_problems, stage_contents, stage_problems
+from hlat.config.stages import in_stage, open_defaults, span_problems, stage_contents, stage_problems
 from hlat.config.yaml_files import apply_overrides, find_recipe, read_file
 from hlat.runtime.quantities import QuantityError, parse_length
 from hlat.runtime.storage.hub import HubModel
@@ -172,7 +172,7 @@ def _parse_stages(content: dict[str, Any], problems: list[Problem], source: str,
         try:
             parsed.append(_parse(sections, [], source, world))
         except RecipeError as error:
-            found_here = [_in_stage(problem, number, stages) for problem in error.problems]
+            found_here = [in_stage(problem, number, stages) for problem in error.problems]
             problems += [problem for problem in found_here if problem not in problems]
     if problems:
         raise RecipeError(sorted(problems, key=_section_order), source)
@@ -182,6 +182,7 @@ def _parse_stages(content: dict[str, Any], problems: list[Problem], source: str,
         for stage, recipe in zip(stages, parsed, strict=True)
     ]
     recipe = parsed[0].model_copy(update={"stages": tuple(changes)}).having({"training.steps": None}, given=False)
+    recipe = recipe.with_stage_defaults([open_defaults(stage) for stage in parsed])
     if problems := list(span_problems(recipe.each_stage())):
         raise RecipeError(problems, source)
     return recipe
@@ -194,14 +195,6 @@ def _changed(stage: StageConfig) -> list[str]:
 def _read(recipe: Recipe, section: str, written: dict[str, Any]) -> dict[str, Any]:
     values = getattr(recipe, section).model_dump()
     return {name: values[name] for name in written}
-
-
-def _in_stage(problem: Problem, number: int, stages: typing.Sequence[StageConfig]) -> Problem:
-    """Name the stage that gives the field of a problem."""
-    section, _, rest = problem.path.partition(".")
-    name = rest.partition(".")[0]
-    given = [i for i in range(number + 1) if name in (getattr(stages[i], section, None) or ())]
-    return replace(problem, path=f"stages.{given[-1]}.{problem.path}") if given else problem
 
 
 def _declared_for_longest(content: dict[str, Any]) -> dict[str, Any]:

@@ -45,8 +45,12 @@ class OddValue:
 
 def odd_settings(recipe: Recipe) -> Iterator[SettingNote]:
     """Yield a note for each rule that finds something."""
-    for rule in ODD_VALUES:
-        yield from (SettingNote(rule.name, text, rule.usual) for text in rule.find(recipe))
+    said = set[str]()
+    for stage in recipe.each_stage():
+        found = [(rule, text) for rule in ODD_VALUES for text in rule.find(stage) if text not in said]
+        said |= {text for _, text in found}
+        where = "" if stage.place is None or not stage.place.index else f"stage {stage.place.stage.name}: "
+        yield from (SettingNote(rule.name, where + text, rule.usual) for rule, text in found)
 
 
 def recipe_notes(recipe: Recipe) -> Iterator[str]:
@@ -123,7 +127,7 @@ def _warmup(recipe: Recipe) -> Iterator[str]:
 
 
 def _no_warmup(recipe: Recipe) -> Iterator[str]:
-    fresh = recipe.checkpoint.init_from is None
+    fresh = recipe.checkpoint.init_from is None and (recipe.place is None or not recipe.place.schedule_first)
     if fresh and recipe.schedule.warmup_steps == 0 and recipe.total_steps >= _LONG_RUN:
         yield (
             "schedule.warmup_steps=0: the first steps of random weights have the full learning rate "
@@ -148,7 +152,7 @@ def _floor(recipe: Recipe) -> Iterator[str]:
 
 
 def _horizon(recipe: Recipe) -> Iterator[str]:
-    horizon, steps = recipe.horizon_steps, recipe.total_steps
+    horizon, steps = recipe.horizon_steps, recipe.schedule_steps
     if recipe.schedule.kind != "constant" and horizon < steps / 2:
         rest = plural(steps - horizon, "step")
         yield f"schedule.horizon_steps={horizon:,}: the rest of the run, {rest}, is at the floor."

@@ -17,7 +17,7 @@ A recipe file may leave out more than a resolved recipe: a preset stands for the
 for whole sections.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -174,6 +174,7 @@ class Recipe(Section):
     """Parts of the run, in order, each with its length and what changes in it; instead of training.steps and tokens."""
 
     _place: StagePlace | None = PrivateAttr(None)
+    _stage_defaults: tuple[Mapping[str, Any], ...] = PrivateAttr(())
 
     @property
     def place(self) -> StagePlace | None:
@@ -182,13 +183,49 @@ class Recipe(Section):
 
     def placed(self, place: StagePlace | None) -> "Recipe":
         """Return the recipe as that of a stage at its place."""
+        return self._with_private(_place=place)
+
+    @property
+    def stage_defaults(self) -> tuple[Mapping[str, Any], ...]:
+        """Defaults, by dotted path, that gave way to what a stage gives: of each stage."""
+        return self._stage_defaults or ({},) * len(self.stages)
+
+    def with_stage_defaults(self, defaults: Sequence[Mapping[str, Any]]) -> "Recipe":
+        return self._with_private(_stage_defaults=tuple(defaults))
+
+    def _with_private(self, **values: Any) -> "Recipe":
         found = self.model_copy()
-        object.__setattr__(found, "__pydantic_private__", {"_place": place})
+        object.__setattr__(found, "__pydantic_private__", {**(self.__pydantic_private__ or {}), **values})
         return found
 
     def each_stage(self) -> list["Recipe"]:
         """Return the recipe of each stage, in order; the recipe itself if it has none."""
         return stage_recipes(self) if self.stages else [self]
+
+    def stage(self, name: str) -> "Recipe":
+        """Return the recipe of a stage; RecipeError if none is called so."""
+        for stage in self.each_stage():
+            if stage.place is not None and stage.place.stage.name == name:
+                return stage
+        names = ", ".join(stage.name for stage in self.stages)
+        known = f"The stages are called {names}." if names else "Leave it out: the recipe has no stages."
+        raise RecipeError([Problem("stage", "there is none that is called so.", known, name, True)])
+
+    def each_corpus(self) -> list["Recipe"]:
+        """Return the first stage of each folder of prepared data; the recipe itself if it has no stages."""
+        found: dict[Path, Recipe] = {}
+        for stage in self.each_stage():
+            found.setdefault(stage.prepared_dir, stage)
+        return list(found.values())
+
+    def by_stage(self, describe: Callable[["Recipe"], str]) -> Iterator[str]:
+        """Yield what is to be said of each stage, after the names of those of which it is; without stages, that."""
+        found = dict[str, list[str]]()
+        for stage in self.each_stage():
+            found.setdefault(describe(stage), []).append("" if stage.place is None else stage.place.stage.name)
+        for text, names in found.items():
+            if text:
+                yield f"{', '.join(names)}: {text}" if self.stages else text
 
     @property
     def _whole(self) -> StagePlace | None:
@@ -229,6 +266,11 @@ class Recipe(Section):
         return self.batches.tokens_before(self.total_steps)
 
     @property
+    def stage_tokens(self) -> int:
+        """Tokens of this stage; of the run if the recipe is of a whole one."""
+        return self.total_tokens if self._place is None else self._place.tokens
+
+    @property
     def steps_and_tokens(self) -> str:
         batches = self.batches
         parts = [
@@ -244,9 +286,12 @@ class Recipe(Section):
     @property
     def horizon_steps(self) -> int:
         """Steps of the learning-rate schedule, from its beginning."""
-        place = self._place
-        span = self.total_steps if place is None else place.schedule_stop - place.schedule_first
-        return self.schedule.horizon_steps or span
+        return self.schedule.horizon_steps or self.schedule_steps
+
+    @property
+    def schedule_steps(self) -> int:
+        """Steps of the run that have this schedule."""
+        return self.total_steps if self._place is None else self._place.schedule_steps
 
     @property
     def component_bytes(self) -> int:
@@ -281,10 +326,20 @@ class Recipe(Section):
         return section in self.model_fields_set and name in getattr(self, section).model_fields_set
 
     def having(self, values: Mapping[str, Any], *, given: bool = True) -> "Recipe":
-        """Return the recipe with other values of some fields; not ``given``, they stay defaults."""
+        """Return the recipe with other values of some fields; not ``given``, they stay defaults.
+
+        A field of a stage is called as in stages.1.batch.micro_batch.
+        """
         found = self
         for path, value in values.items():
             section, _, name = path.partition(".")
+            if section == "stages":
+                number, section, name = name.split(".")
+                stages = list(found.stages)
+                section_values = {**getattr(stages[int(number)], section), name: value}
+                stages[int(number)] = stages[int(number)].model_copy(update={section: section_values})
+                found = found.model_copy(update={"stages": tuple(stages)})
+                continue
             before = getattr(found, section)
             after = before.model_copy(update={name: value})
             if not given:

@@ -9,7 +9,7 @@ takes its place. So which samples a step reads stays a function of the recipe.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hlat.config.errors import Problem
@@ -59,6 +59,20 @@ class StagePlace:
     @property
     def is_last(self) -> bool:
         return self.index == len(self.run.stages) - 1
+
+    @property
+    def steps(self) -> int:
+        return self.stop - self.first
+
+    @property
+    def schedule_steps(self) -> int:
+        """Steps from the beginning of the schedule to the end of the last stage that keeps it."""
+        return self.schedule_stop - self.schedule_first
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the stage."""
+        return self.batches.tokens_before(self.stop) - self.batches.tokens_before(self.first)
 
 
 def merged(values: Any, changes: Mapping[str, Any], depth: int = 1) -> dict[str, Any]:
@@ -131,10 +145,12 @@ def _give_folder(
 def stage_recipes(run: "Recipe") -> list["Recipe"]:
     """Return the recipe of each stage of a run, at its place; RecipeError or ValidationError if one is none."""
     kind = type(run)
+    # What the recipe leaves open stays open in each stage.
     plain = [
         kind.model_validate({**content, "training": {**content["training"], "steps": 1, "tokens": None}})
-        for content in stage_contents(run.model_dump(), run.stages)
+        for content in stage_contents(run.model_dump(exclude_unset=True), run.stages)
     ]
+    plain = [recipe.having(values, given=False) for recipe, values in zip(plain, run.stage_defaults, strict=True)]
     counts = [_count(stage, recipe) for stage, recipe in zip(run.stages, plain, strict=True)]
     starts = [sum(counts[:number]) for number in range(len(counts) + 1)]
     batches, total = _joined(plain, counts), starts[-1]
@@ -173,6 +189,32 @@ def _joined(recipes: Sequence["Recipe"], counts: Sequence[int]) -> "BatchSchedul
         lengths += [recipe.data.sequence_length] * len(found)
     last = recipes[-1].batches
     return type(last)(parts[-1][1], tuple(parts[:-1]), tuple(lengths))
+
+
+def open_defaults(recipe: "Recipe") -> dict[str, Any]:
+    """Return the values, by dotted path, of what a stage leaves open, where they are not those of its section."""
+    return {
+        f"{section}.{name}": value
+        for section in _MAY_CHANGE
+        for name, value in getattr(recipe, section)
+        if not recipe.gives(f"{section}.{name}")
+        and value != type(getattr(recipe, section)).model_fields[name].get_default(call_default_factory=True)
+    }
+
+
+def changeable(path: str) -> bool:
+    """Return True if a stage may change the field of a path."""
+    section, _, rest = path.partition(".")
+    names, name = _MAY_CHANGE.get(section, ()), rest.partition(".")[0]
+    return (names is None or name in names) and name not in _FIXED.get(section, ())
+
+
+def in_stage(problem: Problem, number: int, stages: Sequence[StageConfig]) -> Problem:
+    """Name the stage that gives the field of a problem; the path stays if none up to ``number`` does."""
+    section, _, rest = problem.path.partition(".")
+    name = rest.partition(".")[0]
+    given = [i for i in range(number + 1) if name in (getattr(stages[i], section, None) or ())]
+    return replace(problem, path=f"stages.{given[-1]}.{problem.path}") if given else problem
 
 
 def stage_problems(content: Mapping[str, Any], stages: Sequence[StageConfig]) -> Iterator[Problem]:
@@ -219,7 +261,7 @@ def span_problems(recipes: Sequence["Recipe"]) -> Iterator[Problem]:
     for recipe in recipes:
         place = recipe.place
         assert place is not None, "the recipe of a stage"
-        span, warmup = place.schedule_stop - place.schedule_first, recipe.schedule.warmup_steps
+        span, warmup = place.schedule_steps, recipe.schedule.warmup_steps
         is_given = place.schedule_first == place.first
         if is_given and warmup >= (recipe.schedule.horizon_steps or span):
             path = f"stages.{place.index}.schedule.warmup_steps" if place.index else "schedule.warmup_steps"

@@ -52,7 +52,7 @@ __getattr__ = lazily(
         "formats.rows": "InputFile Row",
         "input_check": "InputReport check_inputs",
         "online.loader": "OnlineData OnlineLoader StreamProgress",
-        "online.prepare": "open_validation_sets prepare_recipe_data prepare_validation_sets",
+        "online.prepare": "check_first_stage open_validation_sets prepare_recipe_data prepare_validation_sets",
         "prepare.corpus": "ProgressCallback",
         "prepare.partitions": (
             "find_partition_folders merge_partition_folders partition_folder prepare_partition train_tokenizer"

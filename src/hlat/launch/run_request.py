@@ -129,17 +129,20 @@ class RunRequest:
 
     def _memory_problems(self, recipe: Recipe, cluster: Cluster | None, nproc: int) -> list[str]:
         """Return a run that does not fit into the devices of the instance; only warn of it if it is to go on."""
-        if cluster is None or surely_fits(recipe, cluster):
+        doubtful = [] if cluster is None else [one for one in recipe.each_stage() if not surely_fits(one, cluster)]
+        if cluster is None or not doubtful:
             return []
         from hlat.planner import recipe_fit  # noqa: PLC0415 - imports torch
 
-        fit = recipe_fit(recipe, cluster, max(1, self.nodes) * max(1, nproc))
-        if fit.fits:
-            return []
-        if self.anyway:
-            _logger.warning("warning: memory: %s.", fit)
-            return []
-        return [f"memory: {fit}. {fit.remedy} Or --anyway submits it as it is."]
+        problems = []
+        for stage in doubtful:
+            fit = recipe_fit(stage, cluster, max(1, self.nodes) * max(1, nproc))
+            of_stage = "" if stage.place is None else f"stage {stage.place.stage.name}: "
+            if not fit.fits and self.anyway:
+                _logger.warning("warning: memory: %s%s.", of_stage, fit)
+            elif not fit.fits:
+                problems.append(f"memory: {of_stage}{fit}. {fit.remedy} Or --anyway submits it as it is.")
+        return problems
 
     def _variables(self, problems: list[str]) -> dict[str, str]:
         variables: dict[str, str] = {}

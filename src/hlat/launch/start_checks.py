@@ -11,13 +11,25 @@ A problem stops the run; a note is a warning. ``start_examination`` runs the che
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hlat.config import ZERO_BUBBLE, DataConfig, Problem, Recipe, RunConfig, SettingNote, model_differences, own_parts
+from hlat.config import (
+    ZERO_BUBBLE,
+    DataConfig,
+    Problem,
+    Recipe,
+    RunConfig,
+    SettingNote,
+    StageConfig,
+    changeable,
+    in_stage,
+    model_differences,
+    own_parts,
+)
 from hlat.hardware import Cluster
 from hlat.launch.preflight.request import available_memory, memory_limit
 from hlat.model import count_parameters
@@ -61,8 +73,31 @@ class StartPlace:
         here = self.here
         recipe, choices = resolve_defaults(self.recipe, here.world, here.cluster, here=here.processes is not None)
         self.recipe = recipe
-        self.sections = {name: getattr(recipe, name) for name in type(recipe).model_fields}
+        self.sections = sections_of(recipe)
         return list(map(str, choices))
+
+    @cached_property
+    def stages(self) -> "list[StartPlace]":
+        """The place of each stage of the recipe; this one if it has none."""
+        if self.recipe is None or not self.recipe.stages:
+            return [self]
+        found = [StartPlace(sections_of(stage), stage, self.here) for stage in self.recipe.each_stage()]
+        for place in found:
+            place.opens_device = self.opens_device
+        return found
+
+    def findings(self, checks: "Sequence[StartCheck]") -> "Iterator[Problem | SettingNote]":
+        """Yield what checks find, of each stage what they have not found of an earlier one, under the stage's name."""
+        known = set[str]()
+        for number, place in enumerate(self.stages):
+            for finding in (one for check in checks for one in check(place)):
+                is_problem = isinstance(finding, Problem)
+                # What no stage changes is found again in each.
+                key = finding.path if is_problem and not changeable(finding.path) else str(finding)
+                if number and key in known:
+                    continue
+                known.add(key)
+                yield _named(finding, number, self.recipe.stages) if self.recipe and self.recipe.stages else finding
 
     @property
     def run_dir(self) -> Path | None:
@@ -79,10 +114,37 @@ class StartPlace:
         if data is None:
             return InputReport()
         assert isinstance(data, DataConfig), "sections have their names"
+        data = self._with_first_tokenizer(data)
         prepared = Path(data.prepared_dir or (self.run_dir or Path("runs/run")) / "data")
         sets = {} if evaluation is None else evaluation.sets
         rows = None if model is None else model.vocab_size
         return check_inputs(data, prepared, rows, sets, stores=self.here.stores)
+
+    def _with_first_tokenizer(self, data: DataConfig) -> DataConfig:
+        """Return the data of a later stage with the tokenizer of the first as it is given, until that is prepared."""
+        place = None if self.recipe is None else self.recipe.place
+        if place is None or not place.index or data.tokenizer.path != str(place.run.prepared_dir / "tokenizer"):
+            return data
+        return (
+            data
+            if Path(data.tokenizer.path).exists()
+            else data.model_copy(update={"tokenizer": place.run.data.tokenizer})
+        )
+
+
+def sections_of(recipe: Recipe) -> dict[str, Any]:
+    """Return the sections of a recipe by name."""
+    return {name: getattr(recipe, name) for name in type(recipe).model_fields}
+
+
+def _named(finding: Problem | SettingNote, number: int, stages: Sequence[StageConfig]) -> Problem | SettingNote:
+    """Name the stage of a finding; what is found of the first holds for the run."""
+    if isinstance(finding, SettingNote):
+        return replace(finding, text=f"stage {stages[number].name}: {finding.text}") if number else finding
+    named = in_stage(finding, number, stages)
+    if named == finding and number and changeable(finding.path):
+        named = replace(finding, path=f"stages.{number}.{finding.path}")
+    return named
 
 
 def absence(path: str) -> str:
@@ -386,16 +448,25 @@ VALIDATION_NOTE, TOKENIZER_NOTE = "validation", "tokenizer"
 _PASSES = 16.0
 
 
+def tokens_read(recipe: Recipe) -> int:
+    """Return the tokens that a run reads of the prepared data of a recipe, in all stages that have it."""
+    if recipe.place is None:
+        return recipe.total_tokens
+    same = (one for one in recipe.place.run.each_stage() if one.prepared_dir == recipe.prepared_dir)
+    return sum(one.stage_tokens for one in same)
+
+
 def note_passes(place: StartPlace) -> Iterator[SettingNote]:
     """Yield a note if the run sees its text again and again."""
     recipe, tokens = place.recipe, place.inputs.training_tokens
     if recipe is None or not tokens or recipe.data.phases or any(s.weight is not None for s in recipe.data.sources):
         return
-    count = recipe.total_tokens / tokens
+    read = tokens_read(recipe)
+    count = read / tokens
     if count > _PASSES:
         about = "" if place.inputs.is_prepared else "about "
         text = (
-            f"{recipe.total_tokens:,} tokens are {about}{count:,.0f} passes over the text, which has {about}"
+            f"{read:,} tokens are {about}{count:,.0f} passes over the text, which has {about}"
             f"{tokens:,.0f} training tokens: the model learns it by heart, and the validation loss rises again."
         )
         yield SettingNote("passes", text, "Usual are 1 to 4; give more text, or fewer training.steps.")

@@ -19,9 +19,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hlat.config import Fix, Problem, Recipe, RecipeError, SettingNote, own_parts
 from hlat.launch.start_checks import (
@@ -31,7 +32,9 @@ from hlat.launch.start_checks import (
     Here,
     StartPlace,
     check_device_memory,
+    sections_of,
     surely_fits,
+    tokens_read,
 )
 from hlat.model import count_parameters, flops_per_token
 from hlat.runtime.errors import LaunchError, PlanError
@@ -50,8 +53,13 @@ class StartReport:
     recipe: Recipe
     # warnings about this machine and the text, in addition to those about the recipe
     notes: tuple[SettingNote, ...] = ()
-    inputs: "InputReport | None" = None  # what was found of the text; None if a forked process looked
+    stage_inputs: "tuple[InputReport, ...]" = ()  # what was found of each stage's text; () if a forked process looked
     chosen: tuple[str, ...] = ()  # values that the recipe leaves open, each with its reason
+
+    @property
+    def inputs(self) -> "InputReport | None":
+        """What was found of the text, that of the first stage; None if a forked process looked."""
+        return next(iter(self.stage_inputs), None)
 
     @property
     def before_training(self) -> tuple[SettingNote, ...]:
@@ -74,7 +82,7 @@ def load_and_check(load: Callable[[], Recipe], here: Here, *, forked: bool = Fal
     recipe, refused = None, None
     try:
         recipe = load()
-        sections: dict[str, Any] = {name: getattr(recipe, name) for name in type(recipe).model_fields}
+        sections = sections_of(recipe)
     except RecipeError as error:
         if not error.sections:
             raise
@@ -95,14 +103,14 @@ def load_and_check(load: Callable[[], Recipe], here: Here, *, forked: bool = Fal
         where = "here" if here.cluster is None else f"on {here.cluster.name}"
         raise RecipeError(found, f"the run cannot start {where}")
     assert place.recipe is not None, "a recipe without problems has been loaded"
-    inputs = place.inputs if here.files and not forked else None
+    inputs = tuple(stage.inputs for stage in place.stages) if here.files and not forked else ()
     return StartReport(place.recipe, tuple(notes), inputs, tuple(chosen))
 
 
 def _find(place: StartPlace) -> tuple[list[Problem], list[SettingNote], list[str]]:
     chosen = place.choose_defaults()
     checks = START_CHECKS if place.here.files else (check_device_memory,)
-    found = [finding for check in checks for finding in check(place)]
+    found = list(place.findings(checks))
     problems = [finding for finding in found if isinstance(finding, Problem)]
     return problems, [finding for finding in found if isinstance(finding, SettingNote)], chosen
 
@@ -194,11 +202,12 @@ _SHORT = 2e13  # FLOPs: minutes on any machine; to know its rate, a CPU is measu
 def summary_lines(report: StartReport, here: Here) -> Iterator[tuple[str, str]]:
     """Yield name and text of each line: data, memory, time, and the values that were chosen."""
     recipe = report.recipe
-    if report.inputs is not None and (line := _data(recipe, report.inputs)):
-        yield "data", line
+    if inputs := list(report.stage_inputs):
+        yield from (("data", line) for line in recipe.by_stage(lambda stage: _data(stage, inputs.pop(0))))
     if here.cluster is not None:
-        yield "memory", _memory(recipe, here)
-    if time := _time_here(recipe, here) if here.cluster is None else _planned_time(recipe, here):
+        yield from (("memory", line) for line in recipe.by_stage(partial(_memory, here=here)))
+        yield from (("time", line) for line in recipe.by_stage(partial(_planned_time, here=here)))
+    elif time := _time_here(recipe, here):
         yield "time", time
     for line in report.chosen:
         yield "chosen", line
@@ -212,7 +221,7 @@ def _data(recipe: Recipe, inputs: "InputReport") -> str:
         words.append(f"{about}{short_count(tokens)} training tokens")
         weighted = recipe.data.phases or any(source.weight is not None for source in recipe.data.sources)
         # With weights each source has passes of its own, which the run says when it has counted them.
-        words += [] if weighted else [f"{rounded_text(recipe.total_tokens / max(tokens, 1), 2)} passes"]
+        words += [] if weighted else [f"{rounded_text(tokens_read(recipe) / max(tokens, 1), 2)} passes"]
     return "; ".join(words)
 
 
@@ -237,7 +246,9 @@ def _planned_time(recipe: Recipe, here: Here) -> str:
 
 
 def _time_here(recipe: Recipe, here: Here) -> str:
-    flops = flops_per_token(recipe.model, recipe.data.sequence_length) * recipe.total_tokens
+    flops = sum(
+        flops_per_token(stage.model, stage.data.sequence_length) * stage.stage_tokens for stage in recipe.each_stage()
+    )
     if here.processes is None:
         return ""
     if flops < _SHORT:

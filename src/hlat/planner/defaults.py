@@ -17,7 +17,7 @@ without, leaves that to the process that checks the start.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import sqrt
 from os import sysconf
@@ -123,40 +123,70 @@ def resolve_defaults(
         on: machines of the run; None for this one.
         here: False if it starts on machines that are not known.
     """
-    is_open = [path for path in CHOSEN if not recipe.gives(path)]
-    choices = list(_choices(recipe, is_open, max(world or 1, recipe.parallel.model_ranks), on, here=here))
-    for choice in choices:
-        recipe = recipe.having(choice.values)
+    choices = list[Choice]()
+    opened = _open_paths(recipe)
+    if "batch.global_batch" in opened[0]:
+        first = recipe.each_stage()[0]
+        size = _global_batch(first, max(world or 1, first.parallel.model_ranks))
+        reason = "samples per step, best for this much compute (arXiv 2401.02954)"
+        choices.append(Choice({"batch.global_batch": size}, reason))
+        recipe = recipe.having(choices[0].values)
+    for number, paths in enumerate(opened):
+        # The first stage decides for the whole run. Each of them has a layout of its own.
+        stage = recipe.each_stage()[number]
+        recipe = recipe.having(_of_stage(number, recipe.stage_defaults[number])) if number else recipe
+        for choice in _choices(stage, paths, max(world or 1, stage.parallel.model_ranks), on, here=here):
+            choices.append(replace(choice, values=_of_stage(number, choice.values)))
+            recipe = recipe.having(choices[-1].values)
     return recipe, choices
+
+
+def _open_paths(recipe: Recipe) -> list[list[str]]:
+    """Return the fields that are to be chosen: of the recipe, and of each of its stages after the first."""
+    later = [
+        (*LAYOUT, *(["schedule.warmup_steps"] if stage.schedule else [])) for stage in recipe.stages[1:]
+    ]  # a stage that names a schedule begins it
+    return [
+        [path for path in fields if not stage.gives(path)]
+        for stage, fields in zip(recipe.each_stage(), [CHOSEN, *later], strict=True)
+    ]
+
+
+def _of_stage(number: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"stages.{number}.{path}" if number else path: value for path, value in values.items()}
 
 
 def _begun_values(recipe: Recipe, world: int | None) -> dict[str, Any]:
     """Values, in the recipe of a run that has begun, of fields that its recipe now leaves open."""
-    folder = recipe.run_dir
-    paths = [path.split(".") for path in CHOSEN if not recipe.gives(path)]
+    folder, stages, opened = recipe.run_dir, recipe.each_stage(), _open_paths(recipe)
     # A folder that cannot be read has an error of its own.
     with suppress(OSError, ValueError, yaml.YAMLError, AttributeError):
         # Without a checkpoint a run starts again, perhaps with another model.
-        if not paths or is_foreign_recipe(folder) or not any(folder.glob("checkpoints/step-*")):
+        if not any(opened) or is_foreign_recipe(folder) or not any(folder.glob("checkpoints/step-*")):
             return {}
         content = yaml.safe_load((folder / RECIPE_NAME).read_text(encoding="utf-8"))
-        found = {
-            f"{section}.{name}": content[section][name] for section, name in paths if name in content.get(section, {})
-        }
-        # On fewer processes than before it may not divide the batch any more: then it is chosen again.
-        ranks = 1 if world is None else recipe.data_parallel(world)
-        if found.get("batch.global_batch", recipe.batch.global_batch) % (found.get("batch.micro_batch", 1) * ranks):
-            found.pop("batch.micro_batch", None)
+        by_name = {stage["name"]: stage for stage in content.get("stages") or ()}
+        found = dict[str, Any]()
+        for number, (stage, paths) in enumerate(zip(stages, opened, strict=True)):
+            begun = by_name.get(recipe.stages[number].name, {}) if number else content
+            values = {
+                f"{section}.{name}": begun[section][name]
+                for section, name in (path.split(".") for path in paths)
+                if name in begun.get(section, {})
+            }
+            # On fewer processes than before it may not divide the batch any more: then it is chosen again.
+            ranks = 1 if world is None else stage.data_parallel(world)
+            if values.get("batch.global_batch", stage.batch.global_batch) % (
+                values.get("batch.micro_batch", 1) * ranks
+            ):
+                values.pop("batch.micro_batch", None)
+            found |= _of_stage(number, values)
         return found
     return {}
 
 
 def _choices(recipe: Recipe, paths: list[str], world: int, on: Cluster | None, *, here: bool) -> Iterator[Choice]:
-    """Yield the choices for some fields, each after the earlier ones have been made."""
-    if "batch.global_batch" in paths:
-        size = _global_batch(recipe, world)
-        recipe = recipe.having({"batch.global_batch": size})
-        yield Choice({"batch.global_batch": size}, "samples per step, best for this much compute (arXiv 2401.02954)")
+    """Yield the choices for some fields but the batch, each after the earlier ones have been made."""
     layout = {path for path in LAYOUT if path in paths}
     cluster = on if on is not None or not here else _machines_here(recipe, world)
     is_host = here and on is None and not expects_accelerator(recipe.run.device)
@@ -170,9 +200,10 @@ def _choices(recipe: Recipe, paths: list[str], world: int, on: Cluster | None, *
     flops = float(flops_per_token(recipe.model, recipe.data.sequence_length)) * recipe.total_tokens
     trained = recipe.checkpoint.init_from is not None
     if "schedule.warmup_steps" in paths:
-        yield Choice(
-            {"schedule.warmup_steps": _warmup(recipe)}, f"{_WARMUP:.0%} of the steps, at most {_MOST_WARMUP:,}"
-        )
+        goes_on = recipe.place is not None and recipe.place.from_current
+        reason = f"{_WARMUP:.0%} of the steps, at most {_MOST_WARMUP:,}"
+        warmup = Choice({"schedule.warmup_steps": _warmup(recipe)}, reason)
+        yield Choice({"schedule.warmup_steps": 0}, "goes on from the rate before") if goes_on else warmup
     if "optimizer.lr" in paths:
         best = "a tenth of what is best" if trained else "peak rate, best"
         reason = f"{best} by the lower of two laws, at most {_LARGEST_RATE:g} (arXiv 2401.02954, 2503.04715)"
@@ -186,6 +217,8 @@ def _global_batch(recipe: Recipe, world: int) -> int:
     length = recipe.data.sequence_length
     per_token = float(flops_per_token(recipe.model, length))
     tokens, steps = recipe.training.tokens, recipe.training.steps
+    if recipe.place is not None and all(stage.tokens for stage in recipe.place.run.stages):
+        tokens = sum(stage.tokens or 0 for stage in recipe.place.run.stages)
     if tokens is not None:
         wanted = min(compute_batch(per_token * tokens), tokens / LEAST_STEPS) / length
     else:
@@ -297,8 +330,9 @@ def _planned_layout(planned: "LayoutPrediction", layout: set[str], cluster: Clus
 
 def _warmup(recipe: Recipe) -> int:
     end = recipe.horizon_steps
+    steps = recipe.total_steps if recipe.place is None else end
     decay = round(recipe.schedule.decay_fraction * end) if recipe.schedule.kind == "wsd" else 0
-    return max(0, min(warmup_steps(recipe.total_steps), end - decay - 1))
+    return max(0, min(warmup_steps(steps), end - decay - 1))
 
 
 def _saving(recipe: Recipe, step_flops: float, planned: "LayoutPrediction | None") -> Choice:

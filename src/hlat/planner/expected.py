@@ -8,7 +8,8 @@ A search predicts what the cost model says. Runs that others published were slow
 own number is nearer to the fast end of the range than to the middle. What a user reads is the middle.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from hlat.planner.search import LayoutPrediction
 from hlat.runtime.quantities import amount_text, rounded_text, usd_text
@@ -17,6 +18,25 @@ from hlat.runtime.quantities import amount_text, rounded_text, usd_text
 def likely(planned: LayoutPrediction) -> LayoutPrediction:
     """Return a prediction with medians of days, cost and energy; its step stays that of the cost model."""
     return planned.lasting(planned.interval.median)
+
+
+def whole_run(stages: Sequence[LayoutPrediction]) -> LayoutPrediction:
+    """Add up days, cost and energy of the stages of a run; the rest is of the stage that needs most memory."""
+    fullest = max(stages, key=lambda one: one.peak_memory)
+    days = sum(one.days for one in stages)
+    costs, energies = ([getattr(one, name) for one in stages] for name in ("cost_usd", "kwh"))
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(one.days * value for one, value in zip(stages, values, strict=True)) / days
+
+    return replace(
+        fullest,
+        days=days,
+        cost_usd=None if None in costs else sum(costs),
+        kwh=None if None in energies else sum(energies),
+        mfu=mean([one.mfu for one in stages]),
+        tokens_per_second=mean([one.tokens_per_second for one in stages]),
+    )
 
 
 def two_digits(value: float) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from hlat.config import Problem, Recipe
+from hlat.config import Problem, Recipe, changeable
 from hlat.hardware import Cluster, device_chip, load_catalog
 from hlat.parallel import StepShape
 from hlat.planner.memory import FURTHEST_ESTIMATE, estimated_ranks, most_needed
@@ -152,6 +152,12 @@ def _changes(request: PlanRequest, candidate: Candidate, can_send: bool) -> Iter
         yield "precision.mode", "bf16-sr"
 
 
+def _of_stage(request: PlanRequest, name: str) -> str:
+    """Name a field as an override changes it: of a later stage, in that stage."""
+    place = None if request.recipe is None else request.recipe.place
+    return f"stages.{place.index}.{name}" if place is not None and place.index and changeable(name) else name
+
+
 def _try(request: PlanRequest, candidate: Candidate, changes: Sequence[_Change]) -> Iterator[MemoryRemedy]:
     """Yield the remedy of some changes, if they are possible together and the layout then fits."""
     values = dict(changes)
@@ -176,5 +182,5 @@ def _try(request: PlanRequest, candidate: Candidate, changes: Sequence[_Change])
         return
     prediction = predict_layout(asked, changed)
     if prediction.peak_memory <= limit:
-        override = " ".join(f"{name}={value}" for name, value in changes)
+        override = " ".join(f"{_of_stage(request, name)}={value}" for name, value in changes)
         yield MemoryRemedy(override, prediction.peak_memory, prediction.step_seconds)

@@ -20,7 +20,7 @@ from math import ceil
 
 from hlat.hardware import Chip, Cluster, Instance
 from hlat.model import flops_per_token
-from hlat.planner.expected import likely, two_digits
+from hlat.planner.expected import likely, two_digits, whole_run
 from hlat.planner.problem.devices import request_device
 from hlat.planner.problem.request import PlanRequest
 from hlat.planner.search import LayoutPrediction, best_layout
@@ -106,10 +106,11 @@ class Kind:
     def _predict(self, cluster: Cluster) -> Offer | None:
         try:
             request = self.request_on(cluster)
-            best = best_layout(request)
+            found = [best_layout(one) for one in request.stages.values() or [request]]
         except PlanError:  # a batch that this number does not divide, or failures without progress
             return None
-        return None if best is None else Offer(request, likely(best))
+        fitting = [one for one in found if one is not None]
+        return None if len(fitting) < len(found) else Offer(request, likely(whole_run(fitting)))
 
     def number_for(self, days: float) -> float:
         """Return the number of instances that would take so many days at a usual share of the peak.

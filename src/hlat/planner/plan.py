@@ -12,8 +12,9 @@ recipe, chip, world size -> the same for a run that is about to start -> a sente
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from textwrap import indent
 from typing import Any
 
 import yaml
@@ -31,10 +32,17 @@ from hlat.planner.cost.goodput import (
     storage_rate,
 )
 from hlat.planner.cost.step_counts import exchanged_bytes, executed_flops
-from hlat.planner.defaults import CHOSEN
-from hlat.planner.expected import likely
+from hlat.planner.defaults import CHOSEN, resolve_defaults
+from hlat.planner.expected import likely, whole_run
 from hlat.planner.problem.devices import comparison_note, planned_execution, why_not_runnable
-from hlat.planner.problem.layouts import Candidate, layout_text, parse_layout, recipe_on_chip
+from hlat.planner.problem.layouts import (
+    Candidate,
+    layout_text,
+    parse_layout,
+    possible,
+    recipe_on_chip,
+    recipe_step,
+)
 from hlat.planner.problem.request import PlanRequest, llama_class
 from hlat.planner.search import (
     TIE_TOLERANCE,
@@ -111,11 +119,14 @@ class TrainingPlan:
     ranked: tuple[LayoutPrediction, ...]
     found: SearchResult | None  # None if the user gave a layout
     goodput_simulated: tuple[float, float]  # mean, and of the worst tenth of runs
+    # Plans of the recipe's stages, by name. The plan is then of the whole run: its layout is that of the stage which
+    # needs most memory, its days, cost, energy and MFU are of all of them.
+    stages: Mapping[str, "TrainingPlan"] = field(default_factory=dict)
 
     @cached_property
     def determinism(self) -> DeterminismCost | None:
         """None where deterministic kernels are the same as others."""
-        return determinism_cost(self.request, self.chosen.candidate)
+        return None if self.stages else determinism_cost(self.request, self.chosen.candidate)
 
     @cached_property
     def at_slower_networks(self) -> tuple["AtNetwork", ...]:
@@ -127,6 +138,9 @@ class TrainingPlan:
     @property
     def changes(self) -> dict[str, tuple[Any, Any]]:
         """Settings of the recipe that the plan changes: by field, what the recipe says and what the plan has."""
+        if self.stages:
+            pairs = [(name, plan.changes) for name, plan in self.stages.items()]
+            return {f"{name}: {path}": values for name, changes in pairs for path, values in changes.items()}
         return {} if self.request.recipe is None else _changes(self.request, self.request.recipe, self.chosen.candidate)
 
     @property
@@ -138,8 +152,18 @@ class TrainingPlan:
         fastest = min(one.step_seconds for one in (self.chosen, *self.ranked))
         return prediction.step_seconds < fastest * undecided_ratio()
 
+    def fragment(self) -> str:
+        """The layout as YAML sections that a recipe can include, or those of each of its stages."""
+        request, fits_in = self.request, fits(self.request, self.chosen)
+        if not self.stages:
+            return recipe_fragment(request, self.chosen.candidate, fits_in=fits_in)
+        sections = {name: _layout_sections(one.request, one.chosen.candidate) for name, one in self.stages.items()}
+        stages = (f"  - name: {name}\n{indent(text, '    ')}" for name, text in sections.items())
+        return f"{_fragment_head(request, fits_in)}stages:\n{''.join(stages)}"
+
     def to_dict(self) -> dict[str, Any]:
         """The plan under its documented keys (docs/planning.md), as JSON values."""
+        stages = [{"stage": name, **plan.to_dict()} for name, plan in self.stages.items()]
         return {
             "model": self.request.name,
             "cluster": self.request.cluster.name,
@@ -149,9 +173,13 @@ class TrainingPlan:
             "would_change": {name: {"recipe": old, "plan": new} for name, (old, new) in self.changes.items()},
             "slower_networks": [one.to_dict() for one in self.at_slower_networks],
             "assumptions": self.assumptions(),
+            **({"stages": stages} if stages else {}),
         }
 
     def _layout(self, prediction: LayoutPrediction) -> dict[str, Any]:
+        if self.stages:
+            said = layout_json(self.request, prediction)
+            return {name: said[name] for name in _OF_A_RUN}
         return layout_json(self.request, prediction) | {"may_be_fastest": self.may_be_fastest(prediction)}
 
     def assumptions(self) -> dict[str, Any]:
@@ -314,13 +342,16 @@ def layout_json(request: PlanRequest, prediction: LayoutPrediction) -> dict[str,
 def make_plan(request: PlanRequest, layout: str | None = None) -> TrainingPlan:
     """Plan a run in the best layout, or in a given one.
 
-    A given ``layout``, as in ``tp=8,pp=1``, is predicted even if it does not fit.
+    A given ``layout``, as in ``tp=8,pp=1``, or "recipe" for the recipe's own, is predicted even if it does not fit.
 
     Raises:
         PlanError: no layout is possible or fits into memory; the message suggests what would.
     """
+    if request.stages:
+        return _staged_plan(request, layout)
     if layout is not None:
-        given = likely(predict_layout(request, parse_layout(layout, request)))
+        candidate = _own_layout(request) if layout == _OWN else parse_layout(layout, request)
+        given = likely(predict_layout(request, candidate))
         return TrainingPlan(request, given, (), None, _simulated_goodput(request, given))
     found = search(request)
     if not found.ranked:
@@ -328,6 +359,45 @@ def make_plan(request: PlanRequest, layout: str | None = None) -> TrainingPlan:
     ranked = [likely(one) for one in found.ranked]
     chosen = break_tie(request, ranked)
     return TrainingPlan(request, chosen, tuple(ranked), found, _simulated_goodput(request, chosen))
+
+
+_OWN = "recipe"  # as a layout: that of the recipe
+
+
+def _own_layout(request: PlanRequest) -> Candidate:
+    """Return the layout of the recipe; what it leaves open is chosen as at the start of a run."""
+    recipe, devices, words = request.recipe, request.cluster.devices, f"--layout {_OWN}"
+    if recipe is None:
+        raise PlanError(f"{words}: {request.name} is no recipe")
+    if devices % recipe.parallel.model_ranks:
+        ranks = recipe.parallel.model_ranks
+        raise PlanError(f"{words}: a copy of the model takes {ranks} devices, which do not divide {devices}")
+    resolved, _ = resolve_defaults(recipe.in_mode(request.mode), devices, request.cluster)
+    return possible(recipe_step(resolved, request.cluster)[1], request, words)
+
+
+def _staged_plan(request: PlanRequest, layout: str | None) -> TrainingPlan:
+    """Plan each stage of a run, and the run; PlanError with the problems of all stages."""
+    plans, problems = dict[str, TrainingPlan](), list[str]()
+    for name, asked in request.stages.items():
+        try:
+            plans[name] = make_plan(asked, layout)
+        except PlanError as error:
+            problems.append(f"stage {name}: {error}")
+    if problems:
+        raise PlanError("\n".join(problems))
+    fullest = max(plans.values(), key=lambda plan: plan.chosen.peak_memory)
+    run = replace(fullest.request, tokens=request.tokens, recipe=request.recipe, asked=request.asked, ramp=())
+    chosen = whole_run([plan.chosen for plan in plans.values()])
+    return TrainingPlan(run, chosen, (), None, fullest.goodput_simulated, plans)
+
+
+_OF_A_RUN = (
+    *("memory_gib", "fits", "mfu", "tokens_per_second", "tokens_per_second_per_chip", "precision", "goodput"),
+    *("days", "days_interval", "cost_usd", "cost_usd_interval", "usd_per_billion_tokens"),
+    *("energy_kwh", "energy_kwh_interval"),
+)
+"""Numbers of a layout that a run with stages has as a whole."""
 
 
 def format_number(value: float, digits: int = 2) -> str:
@@ -360,16 +430,24 @@ def _model_section(request: PlanRequest) -> str:
 
 def recipe_fragment(request: PlanRequest, candidate: Candidate, *, fits_in: bool = True) -> str:
     """The layout as YAML sections that a recipe can include."""
-    virtual = f"\n  virtual_stages: {candidate.virtual}" if candidate.virtual > 1 else ""
-    gather = f"  gather_again: {candidate.parallel.gather_again}\n" if candidate.tensor > 1 else ""
-    copies = f"  replicas: {candidate.replicas}\n" if candidate.replicas > 1 else ""
+    sections = f"{_model_section(request)}{_layout_sections(request, candidate)}"
+    return f"{_fragment_head(request, fits_in)}{sections}precision:\n  mode: {request.mode}\n"
+
+
+def _fragment_head(request: PlanRequest, fits_in: bool) -> str:
     note = "" if fits_in else "# It does not fit into the memory of these devices.\n"
     if compared := comparison_note(request):
         note += f"# Does not run as planned, {compared}.\n"
     processes = plural(request.cluster.devices, "process")
+    return f"# {request.name} on {request.cluster.name}, by hlat plan: {processes}.\n{note}"
+
+
+def _layout_sections(request: PlanRequest, candidate: Candidate) -> str:
+    virtual = f"\n  virtual_stages: {candidate.virtual}" if candidate.virtual > 1 else ""
+    gather = f"  gather_again: {candidate.parallel.gather_again}\n" if candidate.tensor > 1 else ""
+    copies = f"  replicas: {candidate.replicas}\n" if candidate.replicas > 1 else ""
     return (
-        f"# {request.name} on {request.cluster.name}, by hlat plan: {processes}.\n{note}"
-        f"{_model_section(request)}parallel:\n"
+        f"parallel:\n"
         f"  tensor: {candidate.tensor}\n"
         f"  sequence: true\n{gather}"
         f"  pipeline: {candidate.pipeline}\n"
@@ -381,6 +459,4 @@ def recipe_fragment(request: PlanRequest, candidate: Candidate, *, fits_in: bool
         f"  micro_batch: {candidate.micro_batch}\n"
         f"memory:\n"
         f"  activation_checkpointing: {candidate.recompute}\n"
-        f"precision:\n"
-        f"  mode: {request.mode}\n"
     )

@@ -53,6 +53,7 @@ from hlat.data.prepare.preparation import folder_lock, ignore_progress, prepare,
 from hlat.data.prepare.staging import complete_folder
 from hlat.data.prepared.manifest import (
     BLOCKS_FILE,
+    MANIFEST_FILE,
     TOKENIZER_FOLDER,
     BlocksRecord,
     ShardRecord,
@@ -284,6 +285,21 @@ def _documents(rows: Iterator[Row]) -> Iterator[Content]:
     yield from (row.content for row in rows if row.content is not None and len(row.content))
 
 
+def check_first_stage(recipe: Recipe) -> None:
+    """Raise DataError for a later stage whose tokenizer is still to be made, with the data of the first."""
+    place, path = recipe.place, recipe.data.tokenizer.path
+    if place is None or path is None or path != str(place.run.prepared_dir / "tokenizer") or Path(path).exists():
+        return
+    if (recipe.prepared_dir / MANIFEST_FILE).exists():  # prepared data has a copy of it
+        return
+    first = place.run.stages[0].name
+    raise DataError(
+        f"stage {place.stage.name}: its text is tokenized as that of the first stage, whose tokenizer {path} is made "
+        f"when the data of that is prepared. Prepare it first: `hlat data prepare RECIPE --stage {first}`; or give "
+        "data.tokenizer.path."
+    )
+
+
 def prepare_recipe_data(
     recipe: Recipe, *, workers: int | None = None, progress: ProgressCallback | None = None
 ) -> PreparedData:
@@ -293,6 +309,7 @@ def prepare_recipe_data(
     result has the tokenizer, the validation tokens and the block index. DataError if the corpus or tokenizer cannot be
     used or the folder contains other data, StorageError if the disk refuses.
     """
+    check_first_stage(recipe)
     data = recipe.data
     if data.mode == "prepared":
         return prepare(data, recipe.prepared_dir, workers=workers, progress=progress)

@@ -5,6 +5,8 @@
 It imports all of parallelism: one rank process does, and the checks of a start where memory may be short.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from hlat.config import Recipe
@@ -25,8 +27,10 @@ def plan_needs(recipe: Recipe, world: int, device: torch.device) -> Facts:
         another is written, and ``groups``: by axis with more than one rank, all its groups of ranks.
     """
     recipe = recipe.in_mode(resolve_mode(recipe.precision.mode, has_fast_bf16(device)))
-    step = StepShape.of(recipe, world)
-    peak = max(rank_bytes(step, rank, sizes).total for rank, sizes in enumerate(stage_layer_counts(step)))
+    steps = [StepShape.of(stage, world) for stage in recipe.each_stage()]
+    peak = max(
+        rank_bytes(step, rank, sizes).total for step in steps for rank, sizes in enumerate(stage_layer_counts(step))
+    )
     on_host = backend_of(device).is_shared
     mode = recipe.precision.mode
     element = MODES[mode].weights.itemsize + optimizer_spec(recipe.optimizer, mode).state_bytes(True)
@@ -35,13 +39,15 @@ def plan_needs(recipe: Recipe, world: int, device: torch.device) -> Facts:
         "rank_bytes": 0.0 if on_host else peak,
         "host_bytes": peak if on_host else 0.0,
         "disk_bytes": checkpoint * (recipe.checkpoint.keep_last + 1),
-        "groups": _groups(step.layout),
+        "groups": _groups([step.layout for step in steps]),
     }
 
 
-def _groups(layout: Layout) -> dict[str, list[list[int]]]:
-    return {
-        axis: [list(ranks) for ranks in dict.fromkeys(layout.group(rank, axis) for rank in range(layout.world))]
-        for axis, size in zip(AXES, layout.sizes, strict=True)
-        if size > 1
-    }
+def _groups(layouts: Sequence[Layout]) -> dict[str, list[list[int]]]:
+    """Return the groups of each axis, in the layouts of all stages."""
+    found: dict[str, dict[tuple[int, ...], None]] = {}
+    for layout in layouts:
+        for axis, size in zip(AXES, layout.sizes, strict=True):
+            groups = (tuple(layout.group(rank, axis)) for rank in range(layout.world))
+            found.setdefault(axis, {}).update(dict.fromkeys(groups) if size > 1 else {})
+    return {axis: [list(ranks) for ranks in groups] for axis, groups in found.items() if groups}

@@ -379,10 +379,14 @@ def parse_layout(text: str, request: PlanRequest, option: str = "--layout") -> C
     gather_again = values.get("gather_again", "auto")
     parallel = parallel_section(*degrees, virtual, schedule, zero, values.get("replicas", 1), gather_again)
     candidate = Candidate(parallel, data, values.get("micro_batch", request.micro_batch or 1), recompute)
-    reasons = layout_violations(request, candidate)
-    if reasons:
+    return possible(candidate, request, f"{option} {text}")
+
+
+def possible(candidate: Candidate, request: PlanRequest, words: str) -> Candidate:
+    """Return the layout that some words name; PlanError with all reasons if it is not possible."""
+    if reasons := layout_violations(request, candidate):
         listed = "\n".join(f"  {reason}" for reason in reasons)
-        raise PlanError(f"{option} {text}: this layout is not possible:\n{listed}")
+        raise PlanError(f"{words}: this layout is not possible:\n{listed}")
     return candidate
 
 
@@ -483,7 +487,7 @@ def recipe_step(recipe: Recipe, cluster: Cluster, world: int | None = None) -> t
         recipe.run.name,
         recipe.model,
         cluster,
-        recipe.total_tokens,
+        recipe.stage_tokens,
         recipe.data.sequence_length,
         recipe.batch.global_batch,
         recipe.precision.mode,

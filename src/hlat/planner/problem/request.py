@@ -11,7 +11,7 @@ config.json files of Llama 3.2.
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -97,11 +97,37 @@ class PlanRequest:
 
     @property
     def steps(self) -> int:
+        if self.recipe is not None and self.recipe.stages:
+            return self.recipe.total_steps
         return self.batches.count(math.ceil(self.tokens / self.sequence))
 
     @property
     def batches(self) -> BatchSchedule:
         return BatchSchedule.of(self.global_batch, self.ramp, self.sequence)
+
+    @property
+    def stages(self) -> dict[str, "PlanRequest"]:
+        """Requests of the recipe's stages, by name; empty without stages."""
+        if self.recipe is None or not self.recipe.stages:
+            return {}
+        return {
+            stage.name: self._of_stage(one)
+            for stage, one in zip(self.recipe.stages, self.recipe.each_stage(), strict=True)
+        }
+
+    def _of_stage(self, stage: Recipe) -> "PlanRequest":
+        return replace(
+            self,
+            model=_same_object(stage.model),
+            tokens=stage.stage_tokens,
+            sequence=stage.data.sequence_length,
+            global_batch=stage.batch.global_batch,
+            recipe=stage,
+            optimizer=stage.optimizer,
+            ramp=tuple(stage.batch.ramp),
+            # No question leads to a stage alone.
+            asked=replace(self.asked, model=None),
+        )
 
 
 def resolve_request(question: PlanQuestion, cluster: Cluster, price: PriceKind | None = None) -> PlanRequest:
@@ -127,6 +153,9 @@ def resolve_request(question: PlanQuestion, cluster: Cluster, price: PriceKind |
     if problems or loaded is None:
         raise PlanError("\n".join(problems))
     config, recipe = _same_object(loaded[0]), loaded[1]
+    given = [name for name, value in _numbers(question) if value is not None]
+    if given and recipe is not None and recipe.stages:
+        raise PlanError(f"{', '.join(given)}: each stage of {model} says its own; leave it out, or change the recipe")
     assumed = []
     if sequence is None:
         sequence = recipe.data.sequence_length if recipe else min(config.max_sequence_length or 4096, 8192)
@@ -202,17 +231,20 @@ def names_tokens(model: str) -> bool:
     return _load_model(model)[1] is not None
 
 
+def _numbers(question: PlanQuestion) -> list[tuple[str, int | None]]:
+    return [
+        ("--tokens", question.tokens),
+        ("--sequence-length", question.sequence),
+        ("--global-batch", question.global_batch),
+    ]
+
+
 def _problems(question: PlanQuestion, cluster: Cluster, price: PriceKind | None) -> list[str]:
     """Mistakes in the options, the model excepted."""
     mode = question.precision
-    numbers = {
-        "--tokens": question.tokens,
-        "--sequence-length": question.sequence,
-        "--global-batch": question.global_batch,
-    }
     problems = [
         f"{name} {value}: must be a positive number"
-        for name, value in numbers.items()
+        for name, value in _numbers(question)
         if value is not None and value < 1
     ]
     if mode is not None and mode not in (AUTO, *MODES):

@@ -67,6 +67,8 @@ def plans_as_json(plans: Sequence[TrainingPlan]) -> list[dict[str, Any]]:
     for plan in plans:
         content = plan.to_dict()
         content["assumptions"]["price_origin"] = price_origin(plan.request)
+        for entry, stage in zip(content.get("stages", ()), plan.stages.values(), strict=True):
+            entry.update(plans_as_json([stage])[0])
         entries = [content["chosen"], *content["alternatives"]]
         for prediction, entry in zip([plan.chosen, *plan.alternatives], entries, strict=True):
             entry |= {"on_front": id(prediction) in front, "cost_parts_usd": cost_parts(plan.request, prediction)}

@@ -50,7 +50,7 @@ def plan_words(plan: TrainingPlan, explained: bool, other: LayoutPrediction | No
     yield f"{request.name} on {cluster.name}: {machines}{devices}, {steps}, precision {request.mode}", 2
     for subject, sentence in plan_facts(plan):
         yield f"  {subject:<10} {sentence}", 13
-    for line in explain(plan) if explained else []:
+    for line in explain(plan) if explained and not plan.stages else []:
         yield f"  {line}", 4
     if other is not None:
         yield f"  {comparison_with(plan, other)}", 4
@@ -71,11 +71,12 @@ def plan_facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     if cost := cost_sentence(request, chosen):
         yield "cost", cost
     yield "energy", energy_sentence(request, chosen)
+    every = "" if plan.stages else f"save every {said['checkpoint_every_steps']:,} steps; "
     yield (
         "failures",
-        f"one in {said['mean_hours_between_failures']:.1f} hours; save every "
-        f"{said['checkpoint_every_steps']:,} steps; goodput {chosen.goodput:.1%} by Daly's formula, "
-        f"{plan.goodput_simulated[0]:.1%} simulated, {plan.goodput_simulated[1]:.1%} in the worst tenth of runs",
+        f"one in {said['mean_hours_between_failures']:.1f} hours; {every}goodput {chosen.goodput:.1%} "
+        f"by Daly's formula, {plan.goodput_simulated[0]:.1%} simulated, {plan.goodput_simulated[1]:.1%} in the worst "
+        "tenth of runs",
     )
     yield "saves", storage_sentence(request, chosen)
     if not fits(request, chosen):

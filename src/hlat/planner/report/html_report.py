@@ -35,7 +35,7 @@ from hlat.planner.problem.devices import comparison_note
 from hlat.planner.problem.layouts import layout_text
 from hlat.planner.report.comparison import comparison_lines, pareto_front_of_plans, pareto_indices
 from hlat.planner.report.explanation import COMPONENT_NAMES, explain, plan_facts, price_sentence, recipe_sentence
-from hlat.planner.report.terminal import OF_THE_PAGE, summary
+from hlat.planner.report.terminal import OF_THE_PAGE, stage_rows, summary
 from hlat.planner.search import LayoutPrediction, timeline
 from hlat.runtime.quantities import amount_text, short_count
 from hlat.runtime.terminal import plural
@@ -60,6 +60,8 @@ def html_page(plans: Sequence[TrainingPlan], refused: Iterable[str] = ()) -> Htm
 
 def _plan(plan: TrainingPlan, charts: Iterable[Html], level: int) -> Html:
     """A plan from its answers to what they rest on; ``level`` is that of its headings."""
+    if plan.stages:
+        return _staged_plan(plan, charts, level)
     note, recipe = comparison_note(plan.request), recipe_sentence(plan)
     fullest, *others = sorted(plan.chosen.memory, key=lambda rank: -plan.chosen.memory[rank].total)
     return joined(
@@ -81,6 +83,14 @@ def _plan(plan: TrainingPlan, charts: Iterable[Html], level: int) -> Html:
     )
 
 
+def _staged_plan(plan: TrainingPlan, charts: Iterable[Html], level: int) -> Html:
+    """The plan of a run with stages: a row for each, then the plan of each."""
+    heads, *rows = stage_rows(plan)
+    each = tabs((name, _plan(stage, [], level + 1)) for name, stage in plan.stages.items())
+    stages = table(heads, rows, caption="The stages of the run, each with its layout, and all of them")
+    return joined([headline(answers(plan)), *charts, stages, section("Each stage", [each], level=level)])
+
+
 def answers(plan: TrainingPlan) -> list[tuple[str, str, str]]:
     """The plan in six numbers, as the command line has them: name, value, range or meaning."""
     request, chosen = plan.request, plan.chosen
@@ -100,7 +110,9 @@ def answers(plan: TrainingPlan) -> list[tuple[str, str, str]]:
             energy or "not known",
             f"{energy_range}, at full power" if energy else "no published power limit",
         ),
-        ("chosen layout", _name(chosen), str(chosen.candidate)),
+        ("stages", str(len(plan.stages)), "each has a layout of its own")
+        if plan.stages
+        else ("chosen layout", _name(chosen), str(chosen.candidate)),
     ]
 
 
@@ -278,22 +290,28 @@ def step_timeline(plan: TrainingPlan) -> Timeline:
 
 
 def chrome_trace(plan: TrainingPlan) -> dict[str, Any]:
-    """Complete events of the trace event format, in microseconds."""
+    """Complete events of the trace event format, in microseconds; each stage of a recipe is a process there."""
+    stages = plan.stages.values() or (plan,)
+    events = [event for number, one in enumerate(stages) for event in _step_events(one, number)]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _step_events(plan: TrainingPlan, process: int) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     for rank, passes in enumerate(step_timeline(plan).ranks):
         name = {"name": f"pipeline rank {rank}"}
-        events.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": name})
+        events.append({"name": "thread_name", "ph": "M", "pid": process, "tid": rank, "args": name})
         for each in passes:
             events.append(
                 {
                     "name": f"{each.kind} {each.micro_batch}",
                     "cat": each.kind,
                     "ph": "X",
-                    "pid": 0,
+                    "pid": process,
                     "tid": rank,
                     "ts": each.start * 1e6,
                     "dur": (each.stop - each.start) * 1e6,
                     "args": {"stage": each.stage, "micro_batch": each.micro_batch},
                 }
             )
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
+    return events

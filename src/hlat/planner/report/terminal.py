@@ -20,6 +20,7 @@ from hlat.planner.problem.devices import comparison_note
 from hlat.planner.problem.layouts import layout_text
 from hlat.planner.report.comparison import pareto_front_of_plans
 from hlat.planner.search import TIE_TOLERANCE, LayoutPrediction
+from hlat.runtime.quantities import short_count
 from hlat.runtime.terminal import wrapped
 
 WIDE = 140
@@ -68,6 +69,7 @@ _SHORT: dict[str, Cell] = {"layout": lambda planned, said: layout_text(planned.c
 _WIDE = _LAYOUT | _GIB | _STEP | _SPEED | _RUN | _GOODPUT
 # The ranges of all layouts are in one ratio to their medians: the headline has that of the choice.
 _NARROW = _GIB | _STEP | {head: cell for head, cell in _RUN.items() if head != "4 of 5"} | _SHORT
+_STAGE, _OF_ONE_STAGE = _NARROW, ("step s", "layout")
 OF_THE_PAGE = {head: _RUN[head] for head in ("days", "4 of 5", "cost")} | _GIB | _STEP | _SPEED | _RUN
 """Columns of a layout on the plan's page; a phone shows the first ones."""
 _SUMMARY: dict[str, Cell] = {
@@ -87,6 +89,13 @@ def plan_lines(plans: Sequence[TrainingPlan], columns: int, *, layouts: bool = T
         yield from table_lines(list(summary(plans)), columns)
         yield from [""] if layouts else []
     if not layouts:
+        for mark in _notes(plans):
+            yield from wrapped(mark, columns, 2)
+        return
+    if plans[0].stages:
+        for plan in plans:
+            yield from wrapped(headline(plan), columns, 2)
+            yield from table_lines(list(stage_rows(plan)), columns)
         for mark in _notes(plans):
             yield from wrapped(mark, columns, 2)
         return
@@ -116,6 +125,7 @@ def summary(plans: Sequence[TrainingPlan]) -> Iterator[list[str]]:
     for plan in plans:
         planned, said = plan.chosen, layout_json(plan.request, plan.chosen)
         cells = [cell(planned, said) for cell in _SUMMARY.values()]
+        cells[-1] = "each stage its own" if plan.stages else cells[-1]
         yield [plan.request.cluster.name, f"{plan.request.cluster.chips:,}", *cells]
 
 
@@ -128,6 +138,18 @@ def _rows(plan: TrainingPlan, cells: dict[str, Cell], front: set[int], *, named:
         name = [plan.request.cluster.name if chosen else ""] if named else []
         said = layout_json(plan.request, planned)
         yield [marks, *name, *(cell(planned, said) for cell in cells.values())]
+
+
+def stage_rows(plan: TrainingPlan) -> Iterator[list[str]]:
+    """Yield the heads, a row for each stage of a plan, and one for all of them."""
+    yield ["stage", "tokens", "sequence", *_STAGE]
+    for name, one in plan.stages.items():
+        said = layout_json(one.request, one.chosen)
+        cells = [cell(one.chosen, said) for cell in _STAGE.values()]
+        yield [name, short_count(one.request.tokens), f"{one.request.sequence:,}", *cells]
+    said = layout_json(plan.request, plan.chosen)
+    cells = ["" if head in _OF_ONE_STAGE else cell(plan.chosen, said) for head, cell in _STAGE.items()]
+    yield ["all", short_count(plan.request.tokens), "", *cells]
 
 
 def _notes(plans: Sequence[TrainingPlan]) -> Iterator[str]:
@@ -148,7 +170,7 @@ def _marks(plans: Sequence[TrainingPlan], front: int) -> Iterator[str]:
         yield "* no other row is better in time, cost and memory at once"
 
 
-LEFT = ("cluster", "schedule", "recompute", "layout", "model", "best for")
+LEFT = ("stage", "cluster", "schedule", "recompute", "layout", "model", "best for")
 """Heads of columns of words, which are aligned to the left; numbers are to the right."""
 
 _NARROWEST = 10  # columns of the last cell, however narrow the terminal is
