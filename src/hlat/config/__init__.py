@@ -38,8 +38,8 @@ __getattr__ = lazily(
         "sections.base": "OwnPart Section",
         "sections.data": "DataConfig",
         "sections.model": (
-            "ARCHITECTURES FULL_ATTENTION HF_NAMES LayerKind LinearScaling Llama3Scaling ModelConfig OwnModelConfig "
-            "RopeConfig SLIDING_ATTENTION architecture_entry exported_family written_fields"
+            "ARCHITECTURES FULL_ATTENTION HF_NAMES LinearScaling Llama3Scaling ModelConfig OwnModelConfig RopeConfig "
+            "SLIDING_ATTENTION architecture_entry exported_family written_fields"
         ),
         "sections.operation": "AnomalyConfig CheckpointConfig FaultConfig RecoveryConfig TrackingConfig refuse_faults",
         "sections.training": (

@@ -80,7 +80,8 @@ class DocumentMask:
         kernel = backend_of(positions_Bs.device).document_kernel
         if kernel is None:  # a run is refused earlier, an evaluation is not
             device_type, limits = positions_Bs.device.type, [window for window in windows if window is not None]
-            field = f"model.sliding_window={limits[0]}" if limits else "data.isolate=true"
+            otherwise = "data.isolate=true, or model.attn_logit_softcapping"
+            field = f"model.sliding_window={limits[0]}" if limits else otherwise
             raise LaunchError(f"{field}: attention within documents cannot run on a {device_type} device.")
         found: dict[int | None, DocumentMask] = {}
         for window in windows:
