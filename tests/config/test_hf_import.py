@@ -126,6 +126,8 @@ FAMILY_FILES: tuple[dict[str, Any], ...] = (
             "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 70.0},
         },
     },
+    {"model_type": "gemma2"},
+    {"model_type": "gemma2", "attn_logit_softcapping": None, "final_logit_softcapping": 7.0, "sliding_window": 32},
     {"model_type": "gemma3_text"},
     {"model_type": "gemma3_text", "sliding_window_pattern": 2, "rope_local_base_freq": 50.0, "rope_theta": 60.0},
     {"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "query_pre_attn_scalar": 32},
@@ -164,6 +166,9 @@ def test_layers_are_those_of_transformers(fields: dict[str, Any]) -> None:
     if "gemma" in fields["model_type"]:
         assert (read.query_pre_attn_scalar or read.n_head_dim) == library.query_pre_attn_scalar
         assert read.n_head_dim == library.head_dim
+    if fields["model_type"] == "gemma2":
+        caps = read.attn_logit_softcapping, read.final_logit_softcapping
+        assert caps == (library.attn_logit_softcapping, library.final_logit_softcapping)
 
 
 def test_everything_wrong_is_said_at_once() -> None:
@@ -200,7 +205,7 @@ def test_everything_wrong_is_said_at_once() -> None:
         "tie_word_embeddings",
         "num_key_value_heads",
     }
-    assert "gemma3_text, llama, ministral, mistral, olmo2, olmo3, qwen2, qwen3, smollm3" in found["model_type"]
+    assert "gemma2, gemma3_text, llama, ministral, mistral, olmo2, olmo3, qwen2, qwen3, smollm3" in found["model_type"]
     assert "'longrope'" in found["rope_scaling.rope_type"] and "dynamic, yarn" in found["rope_scaling.rope_type"]
 
 
@@ -231,6 +236,8 @@ def test_everything_wrong_is_said_at_once() -> None:
         ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers"),
         ({"model_type": "smollm3", "attention_bias": True}, "attention_bias"),
         ({"model_type": "smollm3", "use_sliding_window": True, "sliding_window": 8}, "sliding_window"),
+        ({"model_type": "gemma2", "attn_logit_softcapping": 0.0}, "attn_logit_softcapping"),
+        ({"model_type": "gemma2", "final_logit_softcapping": "x"}, "final_logit_softcapping"),
         ({"model_type": "gemma3_text", "hidden_activation": "silu"}, "hidden_activation"),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ({"model_type": "gemma3_text", "final_logit_softcapping": 30.0}, "final_logit_softcapping"),

@@ -19,7 +19,7 @@ import torch
 from torch._higher_order_ops.flex_attention import flex_attention
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from hlat.model import ATTENTION, DOCUMENT_ATTENTION
+from hlat.model import ATTENTION, CAPPED_ATTENTION, DOCUMENT_ATTENTION
 
 _aten = torch.ops.aten
 _PRODUCTS = {_aten.mm.default, _aten.addmm.default, _aten._scaled_mm.default}
@@ -30,6 +30,7 @@ _ATTENTION = {
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     ATTENTION,
     DOCUMENT_ATTENTION,
+    CAPPED_ATTENTION,
     flex_attention,
 }
 

@@ -40,7 +40,7 @@ __getattr__ = lazily(
         "sections.base": "OwnPart Section",
         "sections.data": "DataConfig",
         "sections.model": (
-            "ARCHITECTURES FULL_ATTENTION HF_NAMES LayerKind ModelConfig OwnModelConfig RopeConfig SLIDING_ATTENTION "
+            "ARCHITECTURES FULL_ATTENTION HF_NAMES ModelConfig OwnModelConfig RopeConfig SLIDING_ATTENTION "
             "architecture_entry exported_family written_fields"
         ),
         "sections.operation": "AnomalyConfig CheckpointConfig FaultConfig RecoveryConfig TrackingConfig refuse_faults",

@@ -105,6 +105,10 @@ def hf_to_model(config: Any) -> dict[str, Any]:
     if "qkv_bias" in family.free:
         options["qkv_bias"] = reader.flag("attention_bias")
     options |= reader.layers(family, fields["layers"], fields.get("max_sequence_length"))
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if name in family.free:
+            absent = config.get(name, family.implied[name]) is None
+            options[name] = None if absent else reader.number(name, family.implied[name])
     if "query_pre_attn_scalar" in family.free:
         name = "query_pre_attn_scalar"
         scalar = reader.positive(name, _given(config, name, family.implied[name]))

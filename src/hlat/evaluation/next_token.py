@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from hlat.model import CompiledStep, Decoder, DeviceKVCache, Head, KVCache, Linear, compile_step
+from hlat.model import CompiledStep, Decoder, DeviceKVCache, Head, KVCache, Linear, compile_step, soft_cap
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import DataError
@@ -221,7 +221,8 @@ def _operands(module: Linear | Head) -> tuple[torch.Tensor, torch.Tensor | None]
 
 
 def _product(module: Linear | Head, decoder: Decoder) -> "PackedProduct":
-    return PackedProduct(*_operands(module), _compute(decoder))
+    softcap = module.cross_entropy.softcap if isinstance(module, Head) else None
+    return PackedProduct(*_operands(module), _compute(decoder), softcap)
 
 
 class PackedProduct:
@@ -231,7 +232,10 @@ class PackedProduct:
     (``Backend.product_dtype``), so is the weight.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, compute: torch.dtype) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, compute: torch.dtype, softcap: float | None = None
+    ) -> None:
+        self._softcap = softcap
         self._dtype = backend_of(weight.device).product_dtype(compute)
         narrow = weight.detach().to(compute)
         biases = None if bias is None else bias.detach().to(compute).to(self._dtype).split(_MOST_ROWS)
@@ -249,7 +253,7 @@ class PackedProduct:
         multiply = torch.ops.mkldnn._linear_pointwise
         outs = [multiply(wide, weight, bias, "none", [], "") for weight, bias in self._parts]
         out: torch.Tensor = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
-        return out.to(x.dtype)
+        return soft_cap(out.to(x.dtype), self._softcap)
 
 
 def prepare_to_generate(decoder: Decoder) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hlat.model.hf_config import *
     from hlat.model.hf_folder import *
     from hlat.model.kernels.attention import *
+    from hlat.model.kernels.capped_attention import *
     from hlat.model.kernels.library import *
     from hlat.model.kernels.matmul import *
     from hlat.model.kernels.source import *
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from hlat.model.loss import *
     from hlat.model.parameter_layout import *
     from hlat.model.parametrization import *
+    from hlat.model.pointwise import *
     from hlat.model.spec import *
 
 __getattr__ = lazily(
@@ -33,6 +35,7 @@ __getattr__ = lazily(
             "ATTENTION attend attention_heads attention_is_used_on attention_kernel builds_masks "
             "describe_attention deterministic_by_default head_sums_shape recipe_heads"
         ),
+        "kernels.capped_attention": "CAPPED_ATTENTION",
         "counts": (
             "attended_positions block_share count_parameters effective_window flops_per_token "
             "forward_flops_per_token hidden_share"
@@ -53,6 +56,7 @@ __getattr__ = lazily(
             "parameter_layouts"
         ),
         "parametrization": "scale_lines",
+        "pointwise": "soft_cap",
         "spec": (
             "Axis GradientSum ModelShard RECOMPUTABLE axis_share element_share kv_replication shard_heads "
             "vocabulary_rows"

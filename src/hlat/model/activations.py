@@ -111,7 +111,8 @@ class _Sizes:
     def by_document(self) -> float:
         """Share of the layers whose attention is computed by the kernel for documents and sliding windows."""
         windows, layers = self.config.windows(self.length), self.workload.shard.layer_range(self.config)
-        limited = sum(self.workload.isolated or windows[index] is not None for index in layers)
+        always = self.workload.isolated or self.config.attn_logit_softcapping is not None
+        limited = sum(always or windows[index] is not None for index in layers)
         return limited / max(1, len(layers))
 
     def layer(self, recomputed: frozenset[str]) -> dict[str, int]:

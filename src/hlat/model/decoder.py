@@ -94,9 +94,10 @@ class Decoder(nn.Module):
         assert not wrong, f"hlat.model.architectures describes these parameters otherwise: {', '.join(wrong)}"
 
     def _build_head(self, rows: int) -> Head:
-        if self.config.tie_embeddings and self.embedding is not None:
-            return TiedHead(self.embedding)
-        return Head(rows, self.config.hidden_size)
+        tied = self.config.tie_embeddings and self.embedding is not None
+        head = TiedHead(self.embedding) if tied else Head(rows, self.config.hidden_size)
+        head.cross_entropy.softcap = self.config.final_logit_softcapping
+        return head
 
     def blocks(self) -> Iterator[DecoderBlock]:
         for block in self.layers.values():
@@ -166,7 +167,9 @@ class Decoder(nn.Module):
         if positions is None:
             # Causal attention to all positions is built into the kernels. If start > 0, the cache has those before.
             has_cached = start > 0 and len(spans) == 1
-            limits = {window: limit for window, limit in limits.items() if limit is not None and not has_cached}
+            has_cap = self.config.attn_logit_softcapping is not None  # which is not
+            kept = {window: limit for window, limit in limits.items() if limit is not None or has_cap}
+            limits = {} if has_cached else kept
             positions = row_offsets(spans, x.device).expand(x.shape[0], -1) if limits else None
         if positions is None:
             return {}

@@ -40,6 +40,7 @@ from hlat.model.kernels.attention import (
     differentiable,
     has_attention,
 )
+from hlat.model.kernels.capped_attention import attend_capped
 from hlat.model.kernels.library import operator
 from hlat.model.kernels.matmul import needs_widening
 from hlat.model.pointwise import accumulation_dtype
@@ -79,7 +80,8 @@ class DocumentMask:
         kernel = backend_of(positions_Bs.device).document_kernel
         if kernel is None:  # a run is refused earlier, an evaluation is not
             device_type, limits = positions_Bs.device.type, [window for window in windows if window is not None]
-            field = f"model.sliding_window={limits[0]}" if limits else "data.isolate=true"
+            otherwise = "data.isolate=true, or model.attn_logit_softcapping"
+            field = f"model.sliding_window={limits[0]}" if limits else otherwise
             raise LaunchError(f"{field}: attention within documents cannot run on a {device_type} device.")
         found: dict[int | None, DocumentMask] = {}
         for window in windows:
@@ -89,16 +91,32 @@ class DocumentMask:
             found[window] = cls(first_Bs, spans, blocks, window)
         return found
 
-    def attend(self, q_BHsE: torch.Tensor, k_BGTE: torch.Tensor, v_BGTE: torch.Tensor) -> torch.Tensor:
-        """Softmax attention: queries (B, H, s, E), keys and values (B, G, T, E) of complete rows -> (B, H, s, E)."""
+    def attend(
+        self, q_BHsE: torch.Tensor, k_BGTE: torch.Tensor, v_BGTE: torch.Tensor, cap: float | None = None
+    ) -> torch.Tensor:
+        """Softmax attention: queries (B, H, s, E), keys and values (B, G, T, E) of complete rows -> (B, H, s, E).
+
+        With a cap, scores are ``cap * tanh(score / cap)``.
+        """
         if self.blocks is None:
             ends = [end for span in self.spans for end in span]
+            if cap is not None:
+                return attend_capped(q_BHsE, k_BGTE, v_BGTE, self.first_Bs, ends, self.window, cap)
             return attend_within_documents(q_BHsE, k_BGTE, v_BGTE, self.first_Bs, ends, self.window)
         keys = self.spans[-1][1]  # no query attends to later keys
-        out: torch.Tensor = _flex()(
-            q_BHsE, k_BGTE[:, :, :keys], v_BGTE[:, :, :keys], block_mask=self.blocks, enable_gqa=True
-        )
+        k, v, score_mod = k_BGTE[:, :, :keys], v_BGTE[:, :, :keys], None if cap is None else capped_score(cap)
+        out: torch.Tensor = _flex()(q_BHsE, k, v, score_mod=score_mod, block_mask=self.blocks, enable_gqa=True)
         return out
+
+
+@cache  # one function for all layers: a compiler takes another for other code
+def capped_score(cap: float) -> Callable[..., torch.Tensor]:
+    """Return a function for flex attention that caps scores."""
+
+    def capped(score: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return cap * torch.tanh(score / cap)
+
+    return capped
 
 
 def row_offsets(spans: Spans, device: torch.device) -> torch.Tensor:

@@ -20,6 +20,7 @@ from torch import nn
 from hlat.config import ModelConfig
 from hlat.model.document_attention import DocumentMask
 from hlat.model.kernels.attention import attend
+from hlat.model.kernels.capped_attention import attend_capped_by_mask
 from hlat.model.kernels.matmul import Linear
 from hlat.model.kv_cache import LayerCache
 from hlat.model.pointwise import SILU, Activation, gated, gated_fused, rms_norm, rms_norm_of_shard, rotate
@@ -81,9 +82,10 @@ class AttentionCore(Protocol):
         v_BGSE: torch.Tensor,
         cache: LayerCache | None,
         document_mask: DocumentMask | None,
+        cap: float | None,
         /,
     ) -> torch.Tensor:
-        """Attend from each query to the keys that it may see."""
+        """Attend from each query to the keys that it may see. With a cap there is a mask or a cache."""
         ...
 
 
@@ -100,15 +102,20 @@ class CausalCore:
         v_BGSE: torch.Tensor,
         cache: LayerCache | None,
         document_mask: DocumentMask | None,
+        cap: float | None = None,
     ) -> torch.Tensor:
         if cache is None or cache.is_plain:
             if cache is not None:
                 cache.append(k_BGSE, v_BGSE)
             if document_mask is not None:
-                return document_mask.attend(q_BHSE, k_BGSE, v_BGSE)
+                return document_mask.attend(q_BHSE, k_BGSE, v_BGSE, cap)
+            assert cap is None, "the decoder makes a mask for capped scores"
             return attend(q_BHSE, k_BGSE, v_BGSE)
         k_BGTE, v_BGTE = (cached.to(q_BHSE.dtype) for cached in cache.append(k_BGSE, v_BGSE))
-        return attend(q_BHSE, k_BGTE, v_BGTE, cache.mask(q_BHSE.shape[2]))
+        mask = cache.mask(q_BHSE.shape[2])
+        if cap is not None:
+            return attend_capped_by_mask(q_BHSE, k_BGTE, v_BGTE, mask, cap)
+        return attend(q_BHSE, k_BGTE, v_BGTE, mask)
 
 
 class Attention(nn.Module):
@@ -131,6 +138,7 @@ class Attention(nn.Module):
         self.q_norm: nn.Module = norm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm: nn.Module = norm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.core: AttentionCore = CausalCore()
+        self._cap = config.attn_logit_softcapping
         self.output = Linear(here.queries * head_dim, width, bias=False)
 
     def forward(
@@ -168,7 +176,7 @@ class Attention(nn.Module):
         document_mask: DocumentMask | None = None,
     ) -> torch.Tensor:
         """Core attention, heads concatenated: (B, H, S, E), (B, G, S, E), (B, G, S, E) -> (B, S, H E)."""
-        return self.core(q_BHSE, k_BGSE, v_BGSE, cache, document_mask).transpose(1, 2).flatten(2)
+        return self.core(q_BHSE, k_BGSE, v_BGSE, cache, document_mask, self._cap).transpose(1, 2).flatten(2)
 
     def _project(self, x_BSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         per_group, width = self.heads_per_group, self.head_dim

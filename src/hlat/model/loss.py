@@ -31,7 +31,7 @@ from torch.autograd.function import once_differentiable
 from hlat.config import Problem, RecipeError, own_parts
 from hlat.model.kernels.library import block_rows, check_operand, check_rows, fields, has_kernels, operator, run
 from hlat.model.kernels.matmul import linear, matmul
-from hlat.model.pointwise import accumulation_dtype
+from hlat.model.pointwise import accumulation_dtype, soft_cap
 from hlat.runtime.distributed.join import host_values
 
 IGNORED = -100  # label of positions without a target, PyTorch's default ignore_index
@@ -187,6 +187,7 @@ class CrossEntropy:
         self._first_row, self._columns = first_row, columns
         self.z_loss = 0.0  # factor of log(Z)^2, the term that only gradients have
         self.terms: Sequence[LossTerm] = ()  # further terms, which only gradients have too
+        self.softcap: float | None = None  # logits are softcap * tanh(product / softcap); None for the product
 
     def chunk(self, columns: int, width: int) -> int:
         """Number of tokens of a chunk of logits, for hidden states of a width; the same on every process."""
@@ -225,7 +226,7 @@ class CrossEntropy:
         """Compute log(sum(exp(logits))) - logit of the label for each token, 0 where the label is ``IGNORED``.
 
         Args:
-            logits_Nv: logits of the local vocabulary rows, contiguous; overwritten.
+            logits_Nv: products with the local vocabulary rows, not capped yet, contiguous; overwritten.
             labels_N: rows of the complete vocabulary, int64 or int32.
             gradient: True to compute it too.
 
@@ -233,6 +234,18 @@ class CrossEntropy:
             The losses (N,) in nats, fp32 or wider; and the gradient (N, v) of their sum in the dtype of the logits,
             z-loss included, or None.
         """
+        if self.softcap is None:
+            return self._of_logits(logits_Nv, labels_N, gradient)
+        capped_Nv = soft_cap(logits_Nv, self.softcap)
+        # d softcap tanh(x / softcap) / d x = 1 - tanh^2
+        slope_Nv = (capped_Nv / self.softcap).square_().neg_().add_(1) if gradient else None
+        loss_N, grad_Nv = self._of_logits(capped_Nv, labels_N, gradient)
+        return loss_N, None if grad_Nv is None or slope_Nv is None else grad_Nv.mul_(slope_Nv)
+
+    def _of_logits(
+        self, logits_Nv: torch.Tensor, labels_N: torch.Tensor, gradient: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Compute losses and gradient from the logits themselves; see ``__call__``."""
         row_N = (labels_N - self._first_row).to(torch.int64)
         here_N = (row_N >= 0) & (row_N < logits_Nv.shape[1])
         # A compiler fuses the plain formulas itself.
@@ -443,7 +456,7 @@ class Head(nn.Module):
     ) -> torch.Tensor:
         """(B, S, D) -> logits (B, S, v); with labels (B, S) -> their summed cross-entropy, or another reduction."""
         if labels is None:
-            return linear(x, self.matrix)
+            return soft_cap(linear(x, self.matrix), self.cross_entropy.softcap)
         return reduction(x, self.matrix, labels, self.cross_entropy)
 
 

@@ -98,7 +98,7 @@ def _norm_gradients(
     product = grad * normal
     weight_wide = weight.to(scale.dtype)
     # mean(grad * weight * normal): the component of the gradient along x, which normalisation removes
-    along = mean(torch.matmul(product, weight_wide).unsqueeze(-1))
+    along = mean(torch.mv(product.flatten(0, -2), weight_wide).view(*product.shape[:-1], 1))
     grad_x = (grad * weight_wide).addcmul_(normal, along, value=-1).mul_(scale)
     grad_weight = product.flatten(0, -2).sum(0)
     return grad_x.to(x.dtype), grad_weight.to(weight.dtype)
@@ -288,6 +288,13 @@ def _rotate(
     strides, addresses = x_BSGRE.stride()[:-1], (tensor.data_ptr() for tensor in (x_BSGRE, cos, sin, out_BSGRE))
     arguments = Rotation(sequence, groups, heads, half, *strides, per_row, half, *addresses, direction)
     run("rotate", x_BSGRE.dtype, arguments, batch * sequence, block_rows(groups * heads * width))
+
+
+def soft_cap(x: torch.Tensor, cap: float | None) -> torch.Tensor:
+    """Compute ``cap * tanh(x / cap)`` in fp32 or wider, in the dtype of ``x`` (Gemma 2, arXiv 2408.00118)."""
+    if cap is None:
+        return x
+    return (cap * torch.tanh(x.to(accumulation_dtype(x.dtype)) / cap)).to(x.dtype)
 
 
 class Activation(NamedTuple):

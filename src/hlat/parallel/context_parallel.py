@@ -45,11 +45,13 @@ class ContextParallelCore:
         v_BGsE: torch.Tensor,
         cache: LayerCache | None,
         document_mask: DocumentMask | None,
+        cap: float | None = None,
     ) -> torch.Tensor:
         assert cache is None, "generation does not shard sequences"
         k_BGTE, v_BGTE = self._gather(k_BGsE, v_BGsE)
         if document_mask is not None:
-            return document_mask.attend(q_BHsE, k_BGTE, v_BGTE)
+            return document_mask.attend(q_BHsE, k_BGTE, v_BGTE, cap)
+        assert cap is None, "the decoder makes a mask for capped scores"
         outs = [
             self._attend_to_prefix(q_BHCE, k_BGTE, v_BGTE, chunk)
             for q_BHCE, chunk in zip(q_BHsE.chunk(2, dim=2), self._chunks, strict=True)

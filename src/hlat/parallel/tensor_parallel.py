@@ -127,6 +127,7 @@ def parallelize_embedding_and_head(model: Decoder, group: ProcessGroup, sequence
         # All ranks need chunks of as many tokens, or their collectives would not match.
         most_rows = -(-model.config.vocab_size // group.size())
         model.head.cross_entropy = ParallelCrossEntropy(rows, most_rows, group)
+        model.head.cross_entropy.softcap = model.config.final_logit_softcapping
 
 
 class ParallelCrossEntropy(CrossEntropy):

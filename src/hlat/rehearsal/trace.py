@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from hlat.model import ATTENTION as COMPILED_ATTENTION
-from hlat.model import DOCUMENT_ATTENTION
+from hlat.model import CAPPED_ATTENTION, DOCUMENT_ATTENTION
 from hlat.parallel import LabelledPass, parse_pass_label
 from hlat.rehearsal.observers import message_kind
 from hlat.runtime.progress import current_phase
@@ -34,6 +34,7 @@ _ATTENTION_FORWARD = (
     torch.ops.aten._scaled_dot_product_fused_attention_overrideable,
     DOCUMENT_ATTENTION.overloadpacket,
     COMPILED_ATTENTION.overloadpacket,
+    CAPPED_ATTENTION.overloadpacket,
 )
 _ATTENTION_BACKWARD = (
     torch.ops.aten._scaled_dot_product_cudnn_attention_backward,
@@ -43,6 +44,7 @@ _ATTENTION_BACKWARD = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,
     torch.ops.hlat.attend_within_documents_backward,
     torch.ops.hlat.attend_backward,
+    torch.ops.hlat.attend_capped_backward,
 )
 
 
@@ -50,7 +52,9 @@ _WITH_WINDOW = (
     DOCUMENT_ATTENTION.overloadpacket,
     torch.ops.hlat.attend_within_documents_backward,
     COMPILED_ATTENTION.overloadpacket,
+    CAPPED_ATTENTION.overloadpacket,
     torch.ops.hlat.attend_backward,
+    torch.ops.hlat.attend_capped_backward,
 )
 
 # torch has no formulas for products that add to an operand in place; they have the FLOPs of those that return the sum.

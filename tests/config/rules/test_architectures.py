@@ -35,7 +35,7 @@ def test_everything_wrong_with_options_is_said_at_once() -> None:
     found = problems(architecture="olmo2", qkv_bias=True, qk_norm=True, sliding_window=5)
     assert set(found) == {"model.qkv_bias", "model.qk_norm", "model.sliding_window"}
     assert "do not have it" in found["model.sliding_window"]
-    assert "model.architecture=gemma3_text or ministral or mistral or olmo3" in found["model.sliding_window"]
+    assert "model.architecture=gemma2 or gemma3_text or ministral or mistral or olmo3" in found["model.sliding_window"]
     assert "model.architecture=llama or qwen2 or qwen3" in found["model.qkv_bias"]
     assert "always have it" in problems(architecture="qwen2", qkv_bias=False)["model.qkv_bias"]
     assert set(problems(architecture="qwen3", sliding_window=0)) == {"model.sliding_window"}

@@ -16,7 +16,7 @@ from hlat.model import hf_folder as hf_write
 from hlat.model.hf_folder import read_hf, write_hf
 from hlat.model.parameter_layout import canonical_shapes, from_canonical, to_canonical
 from hlat.runtime.errors import CheckpointError, StorageError
-from tests.support.model.families import FAMILIES, config_of, our_model, tokens_of, twin
+from tests.support.model.families import FAMILIES, attention_of, config_of, our_model, tokens_of, twin
 
 transformers = pytest.importorskip("transformers", reason="the extra [hf] is not installed")
 
@@ -49,7 +49,9 @@ def test_transformers_loads_an_export_and_computes_the_same_logits(
     folder = write_hf(
         tmp_path / "out", config, canonical_of(config), eos_id=3, bos_id=1, max_shard_bytes=max_shard_bytes
     )
-    loaded, info = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True, attn_implementation=attention_of(config)
+    )
     assert not info["unexpected_keys"]
     assert set(info["missing_keys"]) <= {"lm_head.weight"}
     assert loaded.dtype == torch.float32

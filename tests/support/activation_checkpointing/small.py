@@ -34,6 +34,13 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "a layer without positions": {"architecture": "smollm3", "rope_layers": [True, False]},
     "a layer without positions, separate": {"architecture": "smollm3", "rope_layers": [False], "coalesce": False},
+    "capped scores and logits": {
+        "architecture": "gemma2",
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 2.0,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "norms before and after": {
         "architecture": "gemma3_text",
         "head_dim": 16,

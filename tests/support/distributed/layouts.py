@@ -24,6 +24,12 @@ MIXED = {
     "local_rope": {"theta": 100.0},
 }
 NORMS_BEFORE_AND_AFTER = {**MIXED, "architecture": "gemma3_text", "query_pre_attn_scalar": 5, "tie_embeddings": True}
+CAPPED = {
+    **{name: value for name, value in NORMS_BEFORE_AND_AFTER.items() if name != "local_rope"},
+    "architecture": "gemma2",
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+}
 NO_ROPE = {"layers": 4, "heads": 4, "kv_heads": 2, "architecture": "smollm3", "rope_layers": [True, False, False]}
 
 # Norms after attention and feed-forward give larger first gradients. At 3e-3 twenty steps multiply differences by a
@@ -99,6 +105,8 @@ CASES: tuple[Case, ...] = (
     Case(
         "CP2 x DP2, ZeRO 3, norms before and after", 4, {"context": 2, "zero": 3}, dict(NORMS_BEFORE_AND_AFTER), lr=CALM
     ),
+    Case("TP2 x PP2, capped", 4, {"tensor": 2, "pipeline": 2}, dict(CAPPED), micro_batch=4, lr=CALM),
+    Case("CP2 x DP2, ZeRO 3, capped", 4, {"context": 2, "zero": 3}, dict(CAPPED), lr=CALM),
     Case("TP2 x PP2, layers without RoPE", 4, {"tensor": 2, "pipeline": 2}, dict(NO_ROPE), micro_batch=4),
     Case("CP2 x DP2, ZeRO 3, layers without RoPE", 4, {"context": 2, "zero": 3}, dict(NO_ROPE)),
     *_pipelines(),

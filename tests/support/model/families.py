@@ -37,6 +37,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral-no-window": {"architecture": "mistral", "kv_heads": 1, "tie_embeddings": True},
     "olmo2-gqa": {"architecture": "olmo2", "kv_heads": 2, "norm_eps": 1e-6, "rope": {"theta": 500000.0}},
     "olmo2-mha": {"architecture": "olmo2", "head_dim": 24},
+    "gemma2": {
+        "architecture": "gemma2",
+        "layers": 4,
+        "kv_heads": 2,
+        "query_pre_attn_scalar": 9,
+        "sliding_window": 9,
+        "layer_types": [SLIDING, FULL],
+        "attn_logit_softcapping": 1.5,
+        "final_logit_softcapping": 2.0,
+        "norm_eps": 1e-6,
+    },
     "gemma3": {
         "architecture": "gemma3_text",
         "layers": 4,
@@ -46,7 +57,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": [SLIDING, SLIDING, FULL],
         "rope": {"theta": 1e6, "scaling": {"kind": "linear", "factor": 4.0}},
         "local_rope": {"theta": 10000.0},
-        "tie_embeddings": True,
         "norm_eps": 1e-6,
     },
     "gemma3-scaled": {
@@ -93,7 +103,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 
-WITHOUT_STEP = {"gemma3", "gemma3-scaled", "olmo3", "ministral", "smollm3"}
+WITHOUT_STEP = {"gemma2", "gemma3", "gemma3-scaled", "olmo3", "ministral", "smollm3"}
 """Families that the compiled decoding step does not compute."""
 
 
@@ -120,6 +130,11 @@ def load(model: Decoder, canonical: dict[str, torch.Tensor]) -> None:
     model.load_state_dict(from_canonical(model.config, canonical))
 
 
+def attention_of(config: ModelConfig) -> str:
+    """Return the implementation of attention in transformers that caps scores if a model does."""
+    return "sdpa" if config.attn_logit_softcapping is None else "eager"
+
+
 def twin(model: Decoder, dtype: torch.dtype) -> nn.Module:
     """Build the same model in transformers, from the exported config.json and with the same weights."""
     import transformers  # noqa: PLC0415  (slow to import, and an extra)
@@ -127,7 +142,7 @@ def twin(model: Decoder, dtype: torch.dtype) -> nn.Module:
     config = model.config
     content = config_json(config, torch.float32, eos_id=None, bos_id=None)
     theirs = transformers.AutoModelForCausalLM.from_config(
-        transformers.AutoConfig.for_model(**content), attn_implementation="sdpa", dtype=torch.float32
+        transformers.AutoConfig.for_model(**content), attn_implementation=attention_of(config), dtype=torch.float32
     )
     weights = {name: t.detach().float() for name, t in to_canonical(config, dict(model.named_parameters())).items()}
     missing, unexpected = theirs.load_state_dict(weights, strict=False)
@@ -143,7 +158,7 @@ def twin(model: Decoder, dtype: torch.dtype) -> nn.Module:
 
 @contextmanager
 def float64_norms(theirs: nn.Module) -> Iterator[None]:
-    """Replace transformers' RMSNorm, which casts to fp32 even in a float64 model, while it is the reference."""
+    """Keep transformers' RMSNorm and softmax, which cast to fp32, in float64 while it is the reference."""
     norms = {type(module) for module in theirs.modules() if type(module).__name__.endswith("RMSNorm")}
     saved = {cls: cls.forward for cls in norms}
 
@@ -154,9 +169,12 @@ def float64_norms(theirs: nn.Module) -> Iterator[None]:
 
     for cls in norms:
         cls.forward = forward
+    softmax = nn.functional.softmax
+    nn.functional.softmax = lambda x, dim, dtype=None: softmax(x, dim)
     try:
         yield
     finally:
+        nn.functional.softmax = softmax
         for cls, original in saved.items():
             cls.forward = original
 

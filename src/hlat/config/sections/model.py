@@ -20,7 +20,7 @@ from hlat.config.sections.base import MOST_TOKENS, Length, OwnPart, Section, as_
 from hlat.config.sections.rope import Scaling
 
 ArchitectureName = Literal[
-    "gemma3_text", "llama", "ministral", "mistral", "olmo2", "olmo3", "qwen2", "qwen3", "smollm3"
+    "gemma2", "gemma3_text", "llama", "ministral", "mistral", "olmo2", "olmo3", "qwen2", "qwen3", "smollm3"
 ]
 
 OPTIONS: Mapping[str, Any] = {
@@ -31,6 +31,8 @@ OPTIONS: Mapping[str, Any] = {
     "local_rope": None,
     "rope_layers": None,
     "query_pre_attn_scalar": None,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
 }
 """Options of the model section that not every architecture has, with the value that means none."""
 
@@ -67,7 +69,45 @@ class ArchitectureEntry:
 _QWEN_WINDOWS = {"sliding_window": 4096, "max_window_layers": 28}  # if use_sliding_window is true
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"  # values of layer_types
 
+_GEMMA = {
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "attention_bias": False,
+    "use_bidirectional_attention": False,
+}
+_NOT_GEMMA = {
+    "attention_bias": "projections of Gemma have no biases here.",
+    "use_bidirectional_attention": "attention never looks at later tokens here.",
+}
+
 ARCHITECTURES: dict[str, ArchitectureEntry] = {
+    "gemma2": ArchitectureEntry(
+        "Gemma2ForCausalLM",
+        computes_as="gemma2",
+        free=(
+            "sliding_window",
+            "layer_types",
+            "query_pre_attn_scalar",
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
+        ),
+        implied={
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "layer_types": (SLIDING_ATTENTION, FULL_ATTENTION),
+            "tie_word_embeddings": True,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        activation=("hidden_activation", "gelu_pytorch_tanh"),
+        written={
+            **_GEMMA,
+            "attn_logit_softcapping": "{attn_logit_softcapping}",
+            "final_logit_softcapping": "{final_logit_softcapping}",
+        },
+        refused=_NOT_GEMMA,
+    ),
     "gemma3_text": ArchitectureEntry(
         "Gemma3ForCausalLM",
         computes_as="gemma3_text",
@@ -83,19 +123,11 @@ ARCHITECTURES: dict[str, ArchitectureEntry] = {
             "tie_word_embeddings": True,
         },
         activation=("hidden_activation", "gelu_pytorch_tanh"),
-        written={
-            "hidden_act": "gelu_pytorch_tanh",
-            "hidden_activation": "gelu_pytorch_tanh",
-            "attention_bias": False,
-            "final_logit_softcapping": None,
-            "attn_logit_softcapping": None,
-            "use_bidirectional_attention": False,
-        },
+        written=_GEMMA,
         refused={
-            "attention_bias": "projections of Gemma have no biases here.",
+            **_NOT_GEMMA,
             "final_logit_softcapping": "logits are not capped here.",
             "attn_logit_softcapping": "scores of attention are not capped here.",
-            "use_bidirectional_attention": "attention never looks at later tokens here.",
         },
     ),
     "llama": ArchitectureEntry(
@@ -282,6 +314,10 @@ class ModelConfig(Section):
     """Which layers have rotary positions (SmolLM3): a pattern, repeated over the layers; null means all of them."""
     query_pre_attn_scalar: int | None = fixed(None, gt=0, le=WIDEST)
     """Scores of attention are divided by its square root (Gemma); null means the width of a head."""
+    attn_logit_softcapping: float | None = fixed(None, gt=0)
+    """Scores of attention are capped to this size, by a tanh (Gemma 2); null for no cap."""
+    final_logit_softcapping: float | None = fixed(None, gt=0)
+    """Logits are capped to this size, by a tanh (Gemma 2); null for no cap."""
     coalesce: bool = True
     """Fuse q, k, v into one matrix and gate, up into another; weights convert both ways, equal up to rounding."""
     init_std: float = fixed(0.02, gt=0)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["NormPlace", "architecture_of", "build_block", "model_spec", "norm_place"]
 
 _ARCHITECTURES: dict[str, Architecture] = {
+    "gemma2": GEMMA,
     "gemma3_text": GEMMA,
     "llama": LLAMA,
     "ministral": LLAMA,

@@ -1,9 +1,10 @@
-"""Gemma 3, text (arXiv 2503.19786): norms before and after each half of a block, whose weights are 1 + w.
+"""Gemma 2 (arXiv 2408.00118) and 3, text (arXiv 2503.19786): norms of 1 + w before and after each half of a block.
 
-    x -> attention_norm -> q, k, v -> q_norm, k_norm -> attention -> output -> attention_output_norm -> +
+    x -> attention_norm -> q, k, v -> (q_norm, k_norm) -> attention -> output -> attention_output_norm -> +
       -> feed_forward_norm -> gate, up -> down -> feed_forward_output_norm -> +
 
-Embeddings are multiplied by the square root of their width. The feed-forward layer is GeGLU.
+Embeddings are multiplied by the square root of their width. The feed-forward layer is GeGLU. Gemma 2 caps scores of
+attention and logits (``model.attn_logit_softcapping``), Gemma 3 has norms of queries and keys in their place.
 """
 
 from functools import lru_cache

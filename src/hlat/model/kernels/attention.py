@@ -364,8 +364,9 @@ def attention_heads(
     """Describe the heads of one rank; ``sequence`` is all tokens of a row, ``isolate`` is ``data.isolate``."""
     # A kv head is never split: with fewer of them than tensor ranks, each rank has one.
     grouped = model.heads // tensor > max(1, model.n_kv_heads // tensor)
-    limited = isolate or model.window(sequence) is not None
-    return AttentionHeads(MODES[mode].compute, model.n_head_dim, grouped, limited, context > 1)
+    capped = model.attn_logit_softcapping is not None
+    limited = isolate or capped or model.window(sequence) is not None
+    return AttentionHeads(MODES[mode].compute, model.n_head_dim, grouped, limited, context > 1, capped)
 
 
 def recipe_heads(recipe: Recipe) -> AttentionHeads:
@@ -386,7 +387,7 @@ def attention_kernel(heads: AttentionHeads, deterministic: bool, device: torch.d
 
     Kernels of the same name have the same bits, as far as hlat decides. The device may be simulated.
     """
-    if has_attention(device.type, heads.dtype, heads.head_dim):
+    if has_attention(device.type, heads.dtype, heads.head_dim) and not heads.capped:
         return AttentionKernel(describe_attention() + " within documents" * heads.limited)
     backend = backend_of(device)
     kernel = backend.attention_kernel(heads, deterministic, device)

@@ -93,6 +93,7 @@ class AttentionHeads:
     grouped: bool  # True if several query heads share a kv head
     limited: bool = False  # True if queries attend within documents or windows
     has_prefix: bool = False  # True if queries are the last positions of more keys (context parallelism)
+    capped: bool = False  # True if scores are capped
 
     @property
     def is_16_bit(self) -> bool:
