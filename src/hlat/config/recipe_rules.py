@@ -228,6 +228,22 @@ def _rope_scaling(v: Values) -> Iterator[Problem]:
         )
 
 
+_NEEDED_BASES = {"none": (), "mup": ("base_hidden_size",), "completep": ("base_hidden_size", "base_layers")}
+
+
+def _transfer(v: Values) -> Iterator[Problem]:
+    rule = v("optimizer.transfer")
+    needed, optional = _NEEDED_BASES[rule], () if rule == "none" else ("base_head_dim",)
+    for name in ("base_hidden_size", "base_layers", "base_head_dim"):
+        path = f"optimizer.{name}"
+        if name in needed and v(path) is None:
+            reason = f"transfer={rule} scales from the model on which the rates were tuned."
+            yield _wrong(v, path, reason, f"Give its {name.removeprefix('base_')}.")
+        if name not in (*needed, *optional) and v(path) is not None:
+            users = " or ".join(rule for rule, names in _NEEDED_BASES.items() if name in names) or "mup or completep"
+            yield _wrong(v, path, f"transfer={rule} does not use it.", f"Remove it, or use optimizer.transfer={users}.")
+
+
 def _context(v: Values) -> Iterator[Problem]:
     longest, length = v("model.max_sequence_length"), v("data.sequence_length")
     if longest is not None and length > longest:
@@ -373,6 +389,7 @@ RULES: tuple[Rule, ...] = (
     *MODEL_RULES,
     *DATA_RULES,
     _step_tokens,
+    _transfer,
     _validation,
     _context,
     _vocabulary,
