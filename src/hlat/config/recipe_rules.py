@@ -17,7 +17,7 @@ from hlat.config.layout_checks import Rule, Unavailable, Values, batches, diviso
 from hlat.config.layout_rules import LAYOUT_RULES, ROUNDING_RULES
 from hlat.config.sections.model import ARCHITECTURES, OPTIONS, ModelConfig, architecture_entry
 from hlat.config.sections.operation import FaultConfig
-from hlat.config.sections.training import ZERO_BUBBLE, compile_obstacle
+from hlat.config.sections.training import ZERO_BUBBLE, AdamWFields, compile_obstacle
 from hlat.runtime.storage.object_stores import why_not_writable
 from hlat.runtime.terminal import plural
 
@@ -232,16 +232,19 @@ _NEEDED_BASES = {"none": (), "mup": ("base_hidden_size",), "completep": ("base_h
 
 
 def _transfer(v: Values) -> Iterator[Problem]:
-    rule = v("optimizer.transfer")
-    needed, optional = _NEEDED_BASES[rule], () if rule == "none" else ("base_head_dim",)
+    section = v("optimizer")
+    if not isinstance(section, AdamWFields):
+        return
+    rule, optional = section.transfer, "base_head_dim" if section.transfer != "none" else ""
     for name in ("base_hidden_size", "base_layers", "base_head_dim"):
-        path = f"optimizer.{name}"
-        if name in needed and v(path) is None:
+        path, base, is_needed = f"optimizer.{name}", getattr(section, name), name in _NEEDED_BASES[rule]
+        if is_needed and base is None:
             reason = f"transfer={rule} scales from the model on which the rates were tuned."
-            yield _wrong(v, path, reason, f"Give its {name.removeprefix('base_')}.")
-        if name not in (*needed, *optional) and v(path) is not None:
-            users = " or ".join(rule for rule, names in _NEEDED_BASES.items() if name in names) or "mup or completep"
-            yield _wrong(v, path, f"transfer={rule} does not use it.", f"Remove it, or use optimizer.transfer={users}.")
+            yield Problem(path, reason, f"Give its {name.removeprefix('base_')}.", None, True)
+        if base is not None and not is_needed and name != optional:
+            users = " or ".join(other for other, names in _NEEDED_BASES.items() if name in names) or "mup or completep"
+            remedy = f"Remove it, or use optimizer.transfer={users}."
+            yield Problem(path, f"transfer={rule} does not use it.", remedy, base, True)
 
 
 def _context(v: Values) -> Iterator[Problem]:
