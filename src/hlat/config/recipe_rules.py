@@ -24,7 +24,7 @@ from hlat.config.sections.model import (
     architecture_entry,
 )
 from hlat.config.sections.operation import FaultConfig
-from hlat.config.sections.training import ZERO_BUBBLE, compile_obstacle
+from hlat.config.sections.training import ZERO_BUBBLE, AdamWFields, compile_obstacle
 from hlat.runtime.storage.object_stores import why_not_writable
 from hlat.runtime.terminal import plural
 
@@ -248,6 +248,25 @@ def _rope_scaling(v: Values) -> Iterator[Problem]:
             yield Problem(f"{path}.scaling.{name}", reason, remedy, getattr(scaling, name), True)
 
 
+_NEEDED_BASES = {"none": (), "mup": ("base_hidden_size",), "completep": ("base_hidden_size", "base_layers")}
+
+
+def _transfer(v: Values) -> Iterator[Problem]:
+    section = v("optimizer")
+    if not isinstance(section, AdamWFields):
+        return
+    rule, optional = section.transfer, "base_head_dim" if section.transfer != "none" else ""
+    for name in ("base_hidden_size", "base_layers", "base_head_dim"):
+        path, base, is_needed = f"optimizer.{name}", getattr(section, name), name in _NEEDED_BASES[rule]
+        if is_needed and base is None:
+            reason = f"transfer={rule} scales from the model on which the rates were tuned."
+            yield Problem(path, reason, f"Give its {name.removeprefix('base_')}.", None, True)
+        if base is not None and not is_needed and name != optional:
+            users = " or ".join(other for other, names in _NEEDED_BASES.items() if name in names) or "mup or completep"
+            remedy = f"Remove it, or use optimizer.transfer={users}."
+            yield Problem(path, f"transfer={rule} does not use it.", remedy, base, True)
+
+
 def _context(v: Values) -> Iterator[Problem]:
     longest, length = v("model.max_sequence_length"), v("data.sequence_length")
     if longest is not None and length > longest:
@@ -393,6 +412,7 @@ RULES: tuple[Rule, ...] = (
     *MODEL_RULES,
     *DATA_RULES,
     _step_tokens,
+    _transfer,
     _validation,
     _context,
     _vocabulary,

@@ -86,6 +86,7 @@ class TensorSpec:
     component: Component  # that it is counted under
     initial: Initial = Initial.NORMAL
     gradient_sum: GradientSum = GradientSum.NONE  # ranks whose terms of the gradient are summed
+    is_added: bool = False  # its result is what half of a block adds to the residual stream
 
     def __post_init__(self) -> None:
         if self.gradient_sum not in self._possible_sums():

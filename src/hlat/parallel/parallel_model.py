@@ -9,7 +9,7 @@ A single process is a layout like any other: nothing is attached, and the model 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, partial, reduce
 from typing import TYPE_CHECKING
 
 import torch
@@ -81,6 +81,7 @@ class ParallelModel:
         # FSDP2 itself decides which rank owns a shard; replicated parameters are owned by the first rank that has them.
         owned = (here.dp == 0 and here.cp == 0) or groups.shard_mesh is not None
         self.local_parameters = [each for stage in stages for each in collect_local_parameters(stage, owned)]
+        self._multipliers = [each.scale(recipe.optimizer).multiplier for each in self.local_parameters]
         self._replicated = ReplicatedGradients.of(self.local_parameters, layout, groups)
         # Batches have values in a rehearsal too, whose other tensors have none
         self._reading_values: Callable[[], AbstractContextManager[None]] = (
@@ -279,13 +280,13 @@ class ParallelModel:
     @torch.no_grad()
     def reduce_loss_and_norm(self, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the mean loss over the global batch and the L2 norm of its gradient, both scalars, over all ranks."""
-        gradients = [
-            row
-            for each in self.local_parameters
-            if (gradient := each.gradient) is not None  # of a DTensor it is made with each reading
-            for row in owned_rows(each, gradient)
-        ]
-        squares = sum_of_squares(gradients, self._zero)
+        # By multiplier: the gradient by W is that by W' = multiplier * W, which is stored, times the multiplier.
+        gradients: dict[float, list[torch.Tensor]] = {1.0: []}
+        for each, multiplier in zip(self.local_parameters, self._multipliers, strict=True):
+            if (gradient := each.gradient) is not None:  # of a DTensor it is made with each reading
+                gradients.setdefault(multiplier, []).extend(owned_rows(each, gradient))
+        terms = [sum_of_squares(rows, self._zero) * multiplier**2 for multiplier, rows in gradients.items()]
+        squares = reduce(torch.add, terms)
         # Both in one message
         total = sum_over_world(torch.stack((loss.to(squares.dtype), squares)), self._world)
         return total[0], total[1].sqrt()

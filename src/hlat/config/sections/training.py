@@ -10,7 +10,7 @@ One sentence per field: this file is the manual. ``hlat.optim.table`` has the im
 its section class is here, and in the union ``AnyOptimizerConfig``.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -87,6 +87,14 @@ class BatchConfig(Section):
     """Sequences per forward and backward pass on one device."""
 
 
+class Growth(NamedTuple):
+    """Sizes of a model, each divided by that of the model on which its rates were tuned."""
+
+    width: float = 1.0
+    depth: float = 1.0
+    head: float = 1.0  # of the width of a head
+
+
 class OptimizerConfig(Section):
     """Fields of every optimizer, and gradient clipping."""
 
@@ -99,8 +107,12 @@ class OptimizerConfig(Section):
     z_loss: float = Field(0.0, ge=0)
     """Factor of log(Z)^2 added to each token's loss, Z the sum of its exponentials: 1e-5 in OLMo 2; 0 for none."""
 
-    def rate_factor(self, hidden_matrix: bool) -> float:
-        """Return the factor of ``lr`` for hidden matrices, or for all other parameters."""
+    def growth(self, hidden_size: int, layers: int, head_dim: int) -> Growth:
+        """Return how many times as large a model is as the one whose rates the section gives."""
+        return Growth()
+
+    def rate_factor(self, hidden_matrix: bool, width: float = 1.0) -> float:
+        """Return the factor of ``lr`` for hidden matrices of a model that much wider, or for all other parameters."""
         return 1.0
 
 
@@ -113,6 +125,29 @@ class AdamWFields(OptimizerConfig):
     """Added to the root of the second moment."""
     weight_decay: float = Field(0.1, ge=0)
     """Decoupled weight decay of matrices and embeddings."""
+    transfer: Literal["none", "mup", "completep"] = fixed("none")
+    """Rule by which lr, weight_decay, eps and model.init_std, tuned on a smaller model of the same form, become those
+    of each matrix: mup for other widths, completep for other widths and depths; hlat check -v prints them."""
+    base_hidden_size: int | None = fixed(None, gt=0)
+    """hidden_size of the model on which they were tuned; its other widths are smaller in proportion."""
+    base_layers: int | None = fixed(None, gt=0)
+    """Layers of the model on which they were tuned, for completep."""
+    base_head_dim: int | None = fixed(None, gt=0)
+    """Width of a head of that model; null means as in this one, so that more width is more heads."""
+
+    def growth(self, hidden_size: int, layers: int, head_dim: int) -> Growth:
+        width, depth, head = (
+            1.0 if base is None else size / base
+            for size, base in (
+                (hidden_size, self.base_hidden_size),
+                (layers, self.base_layers),
+                (head_dim, self.base_head_dim),
+            )
+        )
+        return Growth(width, depth, head)
+
+    def rate_factor(self, hidden_matrix: bool, width: float = 1.0) -> float:
+        return 1.0 / width if hidden_matrix else 1.0
 
 
 class ScheduleConfig(Section):
@@ -273,8 +308,11 @@ class MuonConfig(AdamWFields):
     adamw_lr: float | None = Field(None, gt=0)
     """Peak learning rate of AdamW for embeddings, head, norms and biases; null for lr, which suits both."""
 
-    def rate_factor(self, hidden_matrix: bool) -> float:
-        return 1.0 if hidden_matrix or self.adamw_lr is None else self.adamw_lr / self.lr
+    def rate_factor(self, hidden_matrix: bool, width: float = 1.0) -> float:
+        # Updates of elements of one size, as Moonlight's, have a spectral norm that grows as the root of the width.
+        if hidden_matrix:
+            return width**-0.5
+        return 1.0 if self.adamw_lr is None else self.adamw_lr / self.lr
 
 
 class OwnOptimizerConfig(OptimizerConfig, OwnPart):

@@ -84,10 +84,15 @@ def decoder_spec(
 
 
 def stream_norm(
-    name: str, canonical: str, step: str = "", freed_by: str = "", initial: Initial = Initial.ONES
+    name: str,
+    canonical: str,
+    step: str = "",
+    freed_by: str = "",
+    initial: Initial = Initial.ONES,
+    is_added: bool = False,
 ) -> ParameterSpec:
     """Describe a norm of the residual stream, or of what is added to it."""
-    tensor = TensorSpec(canonical, Axis.WIDTH, None, Component.NORMS, initial, GradientSum.SEQUENCE)
+    tensor = TensorSpec(canonical, Axis.WIDTH, None, Component.NORMS, initial, GradientSum.SEQUENCE, is_added)
     return ParameterSpec(name, (tensor,), step=step, freed_by=freed_by)
 
 
@@ -119,18 +124,20 @@ def _head_norm(name: str, initial: Initial) -> ParameterSpec:
     return ParameterSpec(f"attention.{name}", (tensor,), step="qk_norm", freed_by="qkv")
 
 
-def output_projection() -> ParameterSpec:
-    """Describe the projection of attention into the residual stream."""
-    output = TensorSpec("self_attn.o_proj.weight", Axis.WIDTH, Axis.QUERIES, Component.ATTENTION, Initial.RESIDUAL)
+def output_projection(is_added: bool = True) -> ParameterSpec:
+    """Describe the projection of attention into the residual stream; a norm between them is what is added."""
+    axes = (Axis.WIDTH, Axis.QUERIES)
+    output = TensorSpec("self_attn.o_proj.weight", *axes, Component.ATTENTION, Initial.RESIDUAL, is_added=is_added)
     return ParameterSpec("attention.output.weight", (output,), step="output", freed_by="residual")
 
 
-def feed_forward(coalesce: bool) -> tuple[ParameterSpec, ...]:
-    """Describe the SwiGLU layer."""
+def feed_forward(coalesce: bool, is_added: bool = True) -> tuple[ParameterSpec, ...]:
+    """Describe the SwiGLU layer; ``is_added`` as of ``output_projection``."""
     gate, up = (
         TensorSpec(f"mlp.{name}_proj.weight", Axis.INNER, Axis.WIDTH, Component.FEED_FORWARD) for name in ("gate", "up")
     )
-    down = TensorSpec("mlp.down_proj.weight", Axis.WIDTH, Axis.INNER, Component.FEED_FORWARD, Initial.RESIDUAL)
+    axes = (Axis.WIDTH, Axis.INNER)
+    down = TensorSpec("mlp.down_proj.weight", *axes, Component.FEED_FORWARD, Initial.RESIDUAL, is_added=is_added)
     if coalesce:
         first = [ParameterSpec("feed_forward.gate_up.weight", (gate, up), Fusion.GATE_UP, "gate_up", "gate_up")]
     else:

@@ -38,12 +38,18 @@ def _describe(tie_embeddings: bool, coalesce: bool) -> ModelSpec:
         *projections("weight", coalesce),
         _width_norm("q_norm.weight", Axis.QUERIES, GradientSum.NONE),
         _width_norm("k_norm.weight", Axis.KEYS, GradientSum.KEY_COPIES),
-        output_projection(),
+        output_projection(is_added=False),
         stream_norm(
-            "attention_norm.weight", "post_attention_layernorm.weight", step="attention_norm", freed_by="residual"
+            "attention_norm.weight",
+            "post_attention_layernorm.weight",
+            step="attention_norm",
+            freed_by="residual",
+            is_added=True,
         ),
-        *feed_forward(coalesce),
-        stream_norm("feed_forward_norm.weight", "post_feedforward_layernorm.weight", step="feed_forward_norm"),
+        *feed_forward(coalesce, is_added=False),
+        stream_norm(
+            "feed_forward_norm.weight", "post_feedforward_layernorm.weight", step="feed_forward_norm", is_added=True
+        ),
     )
     return decoder_spec(block, _saved(), tie_embeddings)
 
