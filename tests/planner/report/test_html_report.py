@@ -170,8 +170,10 @@ _OBSERVE = """
     const cost = [...table.tHead.rows[0].cells].findIndex((cell) => cell.textContent.trim() === "cost");
     table.tHead.rows[0].cells[cost].querySelector("button").click();
     table.tHead.rows[0].cells[cost].querySelector("button").click();
+    document.querySelector("[data-do=reset]").click();
     return {
         width: document.documentElement.scrollWidth, title: document.title,
+        last: document.querySelector(".plot")._fullLayout.xaxis.range[1],
         undrawn: [...document.querySelectorAll(".plot")].filter((plot) => !plot.querySelector(".main-svg")).length,
         points: document.querySelector(".plot").querySelectorAll(".scatterlayer .point").length,
         dearest: table.tBodies[0].rows[0].cells[cost].textContent.trim(),
@@ -188,6 +190,7 @@ def test_charts_are_drawn_and_nothing_is_requested(plan, text, tmp_path: Path):
     for result, view in zip(seen.results, (PHONE, DESKTOP), strict=True):
         assert result["width"] <= view["width"] and result["undrawn"] == 0
         assert result["title"] == "llama-2-70b on p5.48xlarge:32" and result["points"] == len(plan.ranked)
+        assert result["last"] > max(one.days for one in plan.ranked), "Reset shows all"
         assert result["dearest"] == median_usd(max(plan.ranked, key=lambda one: one.days))
 
 
