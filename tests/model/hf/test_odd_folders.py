@@ -190,7 +190,7 @@ WINDOWS: dict[str, list[tuple[dict[str, Any], str | None]]] = {
                 "sliding_window": ...,
                 "max_position_embeddings": 8192,
             },
-            "only models of the family mistral have a window",
+            "models of this family have no window here",
         ),
     ],
 }
