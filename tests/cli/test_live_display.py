@@ -144,7 +144,7 @@ if "hlat.data.tokenizers.training" in sys.orig_argv:
 
 
 def test_ctrl_c_while_a_tokenizer_is_trained_ends_its_process_and_writes_nothing(tmp_path):
-    """That process stops at its first report of merges, and could not end by itself."""
+    """The process that trains stops at its first report of merges, and could not end by itself."""
     (tmp_path / "sitecustomize.py").write_text(STOPS_AT_MERGES)
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=12)) for _ in range(5_000)]

@@ -159,11 +159,11 @@ def test_a_second_signal_ends_the_wait_for_the_last_save_but_not_the_save(recipe
     """The disk answers after the end of the run alone: the save does not end before the second signal."""
     # 17 M parameters: a smaller run writes its last checkpoint itself.
     large = ["model.layers=1", "model.intermediate_size=180000", "batch.global_batch=1", "batch.micro_batch=1"]
-    endless = ["checkpoint.every_steps=1000000", "training.steps=1000000", *large]
+    endless = ["checkpoint.every_steps=1000000", "training.steps=1000000", "training.log_every=1", *large]
     # Without a supervisor, which would end the savers too at the second signal.
     endless += ["--no-supervisor", *fault("slow_disk", 1)]
     process = start(recipe_file, quick, tmp_path, *endless, prepare=partial(slow_disks_wait_for, tmp_path / "go"))
-    wait_until(lambda: "step 5/" in (tmp_path / "said").read_text())
+    wait_until(lambda: "step 1/" in (tmp_path / "said").read_text())
     [saver] = psutil.Process(process.pid).children()
     process.send_signal(signal.SIGTERM)
     wait_until(lambda: list(tmp_path.glob("run/checkpoints/.staging-step-*")))
