@@ -63,7 +63,7 @@ def test_frequencies_are_those_of_transformers(name: str, theta: float, head_dim
 @pytest.mark.parametrize("length", [17, 32, 33, 40, 41, 300])
 def test_tables_are_those_of_transformers(name: str, length: int) -> None:
     config = model_of(SCALED[name])
-    cos, sin = Rope(config.rope, 16).tables([(0, length)], CPU)
+    cos, sin = Rope(config.rope, 16).tables(((0, length),), CPU)
     expected = rotary(config)(torch.empty(0), torch.arange(length)[None])
     for table, both in zip((cos, sin), expected, strict=True):
         assert torch.equal(torch.cat([table, table], dim=-1), both[0])
@@ -73,12 +73,12 @@ def test_tables_are_those_of_transformers(name: str, length: int) -> None:
 def test_a_table_is_the_same_on_every_rank_and_for_every_document(name: str) -> None:
     """Ranks of context parallelism have other positions, and documents begin anew; the rows have one length."""
     rope = Rope(model_of(SCALED[name]).rope, 16)
-    whole, rope.length = rope.tables([(0, 64)], CPU), 64
-    for spans in ([(0, 16), (48, 64)], [(16, 32), (32, 48)]):
+    whole, rope.length = rope.tables(((0, 64),), CPU), 64
+    for spans in (((0, 16), (48, 64)), ((16, 32), (32, 48))):
         for part, table in zip(rope.tables(spans, CPU), whole, strict=True):
             assert torch.equal(part, torch.cat([table[start:stop] for start, stop in spans]))
     positions = torch.cat([torch.arange(20), torch.arange(28)])[None]
-    for part, table in zip(rope.tables([(0, 48)], CPU, positions), whole, strict=True):
+    for part, table in zip(rope.tables(((0, 48),), CPU, positions), whole, strict=True):
         assert torch.equal(part, table[positions])
 
 

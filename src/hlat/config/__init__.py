@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hlat.config.sections.data import *
     from hlat.config.sections.model import *
     from hlat.config.sections.operation import *
+    from hlat.config.sections.rope import *
     from hlat.config.sections.training import *
     from hlat.config.stages import *
     from hlat.config.yaml_files import *

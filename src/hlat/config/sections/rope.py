@@ -79,7 +79,7 @@ class DynamicScaling(RopeScaling):
 
     @classmethod
     def stretched(cls, given: dict[str, Any]) -> int | None:
-        original = given.get("original_max_position", 1)
+        original: int = given.get("original_max_position", 1)
         return max(original, int(min(given.get("factor", 1.0) * original, MOST_TOKENS)))
 
     @property
