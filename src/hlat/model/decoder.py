@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Protocol, TypeGuard
 import torch
 from torch import nn
 
-from hlat.config import ModelConfig
+from hlat.config import ModelConfig, RopeConfig
 from hlat.model.architectures import architecture_of, build_block
 from hlat.model.document_attention import DocumentMask, Spans, row_offsets
 from hlat.model.kernels.matmul import Embedding
 from hlat.model.kv_cache import KVCache
-from hlat.model.layers import DecoderBlock, Rope
+from hlat.model.layers import DecoderBlock, Rope, RopeTables
 from hlat.model.loss import Head, Reduction, TiedHead, head_loss
 from hlat.model.parameter_layout import WEIGHT_DTYPES, RowBlock, RowLayout, RowRun, parameter_layouts
 from hlat.model.spec import FULL_MODEL, Initial, ModelShard, vocabulary_rows
@@ -96,8 +96,8 @@ class Decoder(nn.Module):
         assert not wrong, f"hlat.model.architectures describes these parameters otherwise: {', '.join(wrong)}"
 
     def _build_head(self, rows: int) -> Head:
-        tied = self.config.tie_embeddings and self.embedding is not None
-        head = TiedHead(self.embedding) if tied else Head(rows, self.config.hidden_size)
+        tied = self.embedding if self.config.tie_embeddings else None
+        head = Head(rows, self.config.hidden_size) if tied is None else TiedHead(tied)
         head.cross_entropy.softcap = self.config.final_logit_softcapping
         return head
 
@@ -128,7 +128,9 @@ class Decoder(nn.Module):
         masked = cache is not None and cache.has_mask
         assert positions is None or cache is None or masked, "generation continues a single document"
         spans = self._spans(x, cache)
-        tables = {rope: its.tables(spans, x.device, positions) for rope, its in self.ropes.items()}
+        tables: dict[RopeConfig | None, RopeTables] = {
+            rope: its.tables(spans, x.device, positions) for rope, its in self.ropes.items()
+        }
         masks = {} if masked else self._document_masks(x, spans, positions)
         x_BSD = self.embedding(x) if self.embedding is not None else x
         if self.compute is not None:
