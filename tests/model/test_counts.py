@@ -1,5 +1,7 @@
 """Counts equal measurements: parameters of built models, PyTorch's FLOP counter, tensors saved for backward."""
 
+import math
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -9,7 +11,13 @@ from hlat.config import PRESETS
 from hlat.config.sections.model import ModelConfig
 from hlat.model import ModelShard, build
 from hlat.model.activations import RankWorkload, activation_bytes
-from hlat.model.counts import attended_positions, count_parameters, flops_per_token, forward_flops_per_token
+from hlat.model.counts import (
+    attended_positions,
+    count_parameters,
+    effective_window,
+    flops_per_token,
+    forward_flops_per_token,
+)
 from hlat.model.spec import RECOMPUTABLE
 from hlat.precision import MODES
 from hlat.runtime.backend.cpu import CpuBackend
@@ -146,3 +154,20 @@ def test_a_sliding_window_limits_the_attended_positions(window: int, length: int
     attended = [sum(1 for key in range(length) if query - window < key <= query) for query in range(length)]
     assert attended_positions(config, length) == pytest.approx(sum(attended) / length, rel=1e-15)
     assert attended_positions(config, length, "full") == min(window, length)
+
+
+def test_layers_of_two_kinds_attend_to_their_mean() -> None:
+    config, length = config_of("olmo3"), 30
+    counts = [
+        sum(1 for key in range(length) if query - (window or length) < key <= query)
+        for window in config.windows(length)
+        for query in range(length)
+    ]
+    assert attended_positions(config, length) == pytest.approx(sum(counts) / len(counts), rel=1e-15)
+    wide = [window or length for window in config.windows(length)]
+    assert attended_positions(config, length, "full") == sum(wide) / config.layers
+    # The planner's formula, for one window and for the mixture
+    costs = [each * (2 - each / length) for each in (*wide, effective_window(config, length))]
+    assert costs[-1] == pytest.approx(sum(costs[:-1]) / config.layers, rel=1e-14)
+    assert effective_window(config_of("mistral-window"), length) == 9
+    assert effective_window(config_of("mistral-window"), 9) == math.inf

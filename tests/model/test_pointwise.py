@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hlat.model.pointwise import gated, gated_fused, rms_norm, rotate
+from hlat.model.pointwise import GELU_TANH, gated, gated_fused, rms_norm, rotate
 
 
 def leaf(*shape: int) -> torch.Tensor:
@@ -28,6 +28,18 @@ def test_rotate_is_a_rotation_and_matches_its_numerical_derivative() -> None:
     pairs = torch.complex(x[..., :4], x[..., 4:]) * torch.complex(cos.double(), sin.double())
     torch.testing.assert_close(rotated, torch.cat([pairs.real, pairs.imag], -1), rtol=1e-12, atol=1e-12)
     assert torch.autograd.gradcheck(lambda a: rotate(a, cos.double(), sin.double()), (x,))
+
+
+def test_gelu_and_an_offset_of_the_norms_weight_match_torch() -> None:
+    gate_up, weight = leaf(3, 2, 5), leaf(5)
+    gate, up = gate_up.unbind(-2)
+    expected = F.gelu(gate, approximate="tanh") * up
+    torch.testing.assert_close(gated_fused(gate_up, activation=GELU_TANH), expected, rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(lambda x: gated_fused(x, activation=GELU_TANH), (gate_up,))
+    assert torch.autograd.gradcheck(lambda a, b: gated(a, b, activation=GELU_TANH), (leaf(2, 5), leaf(2, 5)))
+    expected = F.rms_norm(gate, (5,), 1 + weight, 1e-5)
+    torch.testing.assert_close(rms_norm(gate, weight, 1e-5, 1.0), expected, rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(lambda x, w: rms_norm(x, w, 1e-5, 1.0), (leaf(2, 3, 5), weight))
 
 
 def test_swiglu_matches_torch_and_its_numerical_derivative() -> None:

@@ -21,7 +21,7 @@ of the two neighbours. Few different policies are an advantage of their own: eac
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, combinations
 
 from hlat.config import Fix, ModelConfig, ParallelConfig, Problem, Recipe, RecipeError
@@ -259,7 +259,11 @@ class _Planner:
             recomputed = (names,) * len(self._layers)
         everything = self._layer(frozenset())
         recomputation = max((everything - self._layer(names) for names in set(recomputed)), default=0)
-        saved = self._ends + sum(self._layer(names) for names in recomputed)
+        # Of each block itself: their attention may differ. Policies are chosen by the mean.
+        blocks = (replace(self.shard, layers=range(index, index + 1)) for index in self._layers)
+        saved = self._ends + sum(
+            self._layer(names, shard=shard) for names, shard in zip(recomputed, blocks, strict=True)
+        )
         return ActivationPlan(memory.activation_checkpointing, recomputed, saved, self._in_flight(), recomputation)
 
     def _within_budget(self) -> tuple[frozenset[str], ...]:
@@ -307,9 +311,11 @@ class _Planner:
     def _least(self, micro_batch: int) -> int:
         return self._layer(POLICIES["full"], micro_batch) * len(self._layers)
 
-    def _layer(self, recomputed: frozenset[str], micro_batch: int | None = None) -> int:
-        size = micro_batch or self._micro_batch
-        return activation_bytes(self.recipe.model, size, self._length, self._mode, recomputed, self.workload).per_layer
+    def _layer(
+        self, recomputed: frozenset[str], micro_batch: int | None = None, shard: ModelShard | None = None
+    ) -> int:
+        size, workload = micro_batch or self._micro_batch, replace(self.workload, shard=shard or self.shard)
+        return activation_bytes(self.recipe.model, size, self._length, self._mode, recomputed, workload).per_layer
 
     @property
     def _ends(self) -> int:

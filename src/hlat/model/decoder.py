@@ -94,8 +94,8 @@ class Decoder(nn.Module):
         assert not wrong, f"hlat.model.architectures describes these parameters otherwise: {', '.join(wrong)}"
 
     def _build_head(self, rows: int) -> Head:
-        tied = self.config.tie_embeddings and self.embedding is not None
-        head = TiedHead(self.embedding) if tied else Head(rows, self.config.hidden_size)
+        tied = self.embedding if self.config.tie_embeddings else None
+        head = Head(rows, self.config.hidden_size) if tied is None else TiedHead(tied)
         head.cross_entropy.softcap = self.config.final_logit_softcapping
         return head
 

@@ -218,8 +218,8 @@ class FeedForward(nn.Module):
     def activate(self, *gate_up: torch.Tensor) -> torch.Tensor:
         """Compute silu(gate) * up from the result of ``project``: -> (B, S, N I)."""
         if self.coalesce:
-            return gated_fused(*gate_up, self.activation).flatten(2)
-        return gated(*gate_up, self.activation)
+            return gated_fused(*gate_up, activation=self.activation).flatten(2)
+        return gated(*gate_up, activation=self.activation)
 
 
 class DecoderBlock(nn.Module):

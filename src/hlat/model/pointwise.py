@@ -312,7 +312,7 @@ GELU_TANH = Activation(
 )
 
 
-def gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation = SILU) -> torch.Tensor:
+def gated(gate: torch.Tensor, up: torch.Tensor, *, activation: Activation = SILU) -> torch.Tensor:
     """Compute ``function(gate) * up`` of two tensors of one shape."""
     if torch.compiler.is_compiling():
         return activation.function(gate) * up
@@ -320,7 +320,7 @@ def gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation = SILU) -
     return out
 
 
-def gated_fused(gate_up: torch.Tensor, activation: Activation = SILU) -> torch.Tensor:
+def gated_fused(gate_up: torch.Tensor, *, activation: Activation = SILU) -> torch.Tensor:
     """Compute ``function(gate) * up`` of one tensor (..., 2, I) of gate and up; returns (..., I)."""
     if torch.compiler.is_compiling():
         gate, up = gate_up.unbind(-2)
@@ -329,7 +329,7 @@ def gated_fused(gate_up: torch.Tensor, activation: Activation = SILU) -> torch.T
     return out
 
 
-def _gated_forward(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
+def _gated_forward(gate: torch.Tensor, up: torch.Tensor, *, activation: Activation) -> torch.Tensor:
     if _has_kernels(gate, up, activation):
         fused: torch.Tensor = torch.ops.hlat.swiglu(gate, up)
         return fused
@@ -346,6 +346,7 @@ def _gated_backward(
     up: torch.Tensor,
     grad_gate: torch.Tensor,
     grad_up: torch.Tensor,
+    *,
     activation: Activation,
 ) -> None:
     """Write the gradients of gate and up into the given tensors, which may be slices of one."""
@@ -361,14 +362,14 @@ class _Gated(torch.autograd.Function):
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
         ctx.save_for_backward(gate, up)
         ctx.activation = activation
-        return _gated_forward(gate, up, activation)
+        return _gated_forward(gate, up, activation=activation)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         gate, up = ctx.saved_tensors
         grad_gate, grad_up = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (gate, up))
-        _gated_backward(grads[0], gate, up, grad_gate, grad_up, ctx.activation)
+        _gated_backward(grads[0], gate, up, grad_gate, grad_up, activation=ctx.activation)
         return grad_gate, grad_up, None
 
 
@@ -377,7 +378,7 @@ class _FusedGated(torch.autograd.Function):
     def forward(ctx: Any, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         ctx.save_for_backward(gate_up)
         ctx.activation = activation
-        return _gated_forward(*gate_up.unbind(-2), activation)
+        return _gated_forward(*gate_up.unbind(-2), activation=activation)
 
     @staticmethod
     @once_differentiable
@@ -385,7 +386,7 @@ class _FusedGated(torch.autograd.Function):
         (gate_up,) = ctx.saved_tensors
         # One tensor for both, so that the gradient of the fused projection need not be assembled.
         out = torch.empty_like(gate_up, memory_format=torch.contiguous_format)
-        _gated_backward(grads[0], *gate_up.unbind(-2), *out.unbind(-2), ctx.activation)
+        _gated_backward(grads[0], *gate_up.unbind(-2), *out.unbind(-2), activation=ctx.activation)
         return out, None
 
 

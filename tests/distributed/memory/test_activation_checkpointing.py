@@ -28,8 +28,11 @@ from hlat.runtime.distributed.join import Runtime
 from hlat.training import accumulate_gradients
 from tests.support.distributed.jobs import batch_of, document_positions, documents, train
 from tests.support.distributed.layouts import (
+    CAPPED,
     CASES,
+    MIXED,
     NORMS_AFTER,
+    NORMS_BEFORE_AND_AFTER,
     SEQUENCE_LENGTH,
     SOME,
     TWO_KV_HEADS,
@@ -135,6 +138,9 @@ MEASURED = (
     Case("TP4 + SP, norms after", 4, {"tensor": 4}, dict(NORMS_AFTER), micro_batch=2),
     Case("TP2, norms after", 2, {"tensor": 2, "sequence": False}, dict(NORMS_AFTER), micro_batch=4),
     Case("CP2, sliding window", 2, {"context": 2, "zero": 0}, dict(WINDOW), micro_batch=4),
+    Case("CP2, layers differ", 2, {"context": 2, "zero": 0}, dict(MIXED), micro_batch=4),
+    Case("CP2, capped", 2, {"context": 2, "zero": 0}, dict(CAPPED), micro_batch=4),
+    Case("TP2 + SP, norms before and after", 2, {"tensor": 2}, dict(NORMS_BEFORE_AND_AFTER), micro_batch=4),
 )
 
 
@@ -166,10 +172,14 @@ def test_a_rank_saves_the_bytes_of_its_plan(case: Case, mode: str, pool: Pool) -
     for policy in ("none", *POLICIES):
         content = content_of(case, policy, precision={"mode": mode})
         wanted = [[plan.saved for plan in plans(case, content, rank)] for rank in range(case.world)]
-        if context and "sliding_window" not in case.model and builds_masks("cpu"):
+        if context and "attn_logit_softcapping" not in case.model and builds_masks("cpu"):
             # The first rank's first chunk attends to itself, for which no mask is built; all ranks plan with one.
             (plan,) = plans(case, content, 0)
-            masks = sum(not names & {"attention_log_sum", "attention_output"} for names in plan.recomputed)
+            windows = parse_recipe(content, world=case.world).model.windows(SEQUENCE_LENGTH)
+            masks = sum(
+                not (names & {"attention_log_sum", "attention_output"}) and window is None
+                for names, window in zip(plan.recomputed, windows, strict=True)
+            )
             wide = torch.float32 if mode == "fp32" else torch.bfloat16  # a mask is added to scores of this dtype
             wanted[0][0] -= masks * (SEQUENCE_LENGTH // 4) ** 2 * wide.itemsize
         assert pool.run(case.world, kept, content) == wanted, policy

@@ -30,13 +30,15 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 
 def _grouped(x_BHnE: torch.Tensor, groups: int) -> torch.Tensor:
     """(B, H, n, E) -> (B, G, R n, E): the heads of a group are computed as positions of one head."""
-    return _wide(x_BHnE).unflatten(1, (groups, -1)).flatten(2, 3)
+    out: torch.Tensor = _wide(x_BHnE).unflatten(1, (groups, -1)).flatten(2, 3)
+    return out
 
 
 def _capped(q_BGnE: torch.Tensor, k_BGtE: torch.Tensor, heads: int, cap: float) -> torch.Tensor:
     """Scores of each query head, (B, H, n, t)."""
     scores = torch.matmul(q_BGnE, k_BGtE.transpose(2, 3)).mul_(q_BGnE.shape[3] ** -0.5 / cap).tanh_().mul_(cap)
-    return scores.unflatten(2, (heads // q_BGnE.shape[1], -1)).flatten(1, 2)
+    out: torch.Tensor = scores.unflatten(2, (heads // q_BGnE.shape[1], -1)).flatten(1, 2)
+    return out
 
 
 def _blocks(
