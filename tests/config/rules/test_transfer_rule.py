@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from hlat.config import RecipeError
+from hlat.config import OwnOptimizerConfig, RecipeError
 from hlat.config.load import parse_recipe
+from hlat.optim import optimizer_spec
 
 SIZES = {"vocab_size": 512, "layers": 2, "hidden_size": 32, "intermediate_size": 96, "heads": 4}
 
@@ -25,4 +26,5 @@ def test_what_a_rule_does_not_use_is_refused() -> None:
     assert set(problems(base_hidden_size=16, base_head_dim=8)) == {"base_hidden_size", "base_head_dim"}
     found = problems(transfer="mup", base_hidden_size=16, base_layers=2)
     assert set(found) == {"base_layers"} and "optimizer.transfer=completep" in found["base_layers"]
-    assert "transfer" in str(problems(kind="torch.optim:RAdam", transfer="mup"))
+    with pytest.raises(RecipeError, match=r"optimizer\.transfer"):
+        optimizer_spec(OwnOptimizerConfig.model_validate({"kind": "torch.optim:RAdam", "transfer": "mup"}), "fp32")

@@ -10,6 +10,7 @@ One sentence per field: this file is the manual. ``hlat.optim.table`` has the im
 its section class is here, and in the union ``AnyOptimizerConfig``.
 """
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -311,7 +312,7 @@ class MuonConfig(AdamWFields):
     def rate_factor(self, hidden_matrix: bool, width: float = 1.0) -> float:
         # Updates of elements of one size, as Moonlight's, have a spectral norm that grows as the root of the width.
         if hidden_matrix:
-            return width**-0.5
+            return 1.0 / math.sqrt(width)
         return 1.0 if self.adamw_lr is None else self.adamw_lr / self.lr
 
 
