@@ -40,17 +40,18 @@ def _describe(tie_embeddings: bool, coalesce: bool, qk_norm: bool) -> ModelSpec:
         _norm("attention", "input", "attention_input"),
         *projections("weight", coalesce),
         *(head_norms(Initial.ZEROS) if qk_norm else ()),
-        output_projection(),
-        _norm("attention_output", "post_attention", "residual"),
+        output_projection(is_added=False),
+        _norm("attention_output", "post_attention", "residual", is_added=True),
         _norm("feed_forward", "pre_feedforward", "feed_forward_input"),
-        *feed_forward(coalesce),
-        _norm("feed_forward_output", "post_feedforward", ""),
+        *feed_forward(coalesce, is_added=False),
+        _norm("feed_forward_output", "post_feedforward", "", is_added=True),
     )
     return decoder_spec(block, _saved(coalesce, qk_norm), tie_embeddings, norm=Initial.ZEROS)
 
 
-def _norm(name: str, canonical: str, freed_by: str) -> ParameterSpec:
-    return stream_norm(f"{name}_norm.weight", f"{canonical}_layernorm.weight", f"{name}_norm", freed_by, Initial.ZEROS)
+def _norm(name: str, canonical: str, freed_by: str, is_added: bool = False) -> ParameterSpec:
+    names = f"{name}_norm.weight", f"{canonical}_layernorm.weight", f"{name}_norm"
+    return stream_norm(*names, freed_by, Initial.ZEROS, is_added)
 
 
 def _saved(coalesce: bool, qk_norm: bool) -> tuple[SavedTensor, ...]:
