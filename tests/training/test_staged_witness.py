@@ -41,7 +41,7 @@ def rows(folder: Path) -> list[list[np.ndarray]]:
     Stages 1 and 3 read one text, in rows of other lengths. So stage 1 gets its first documents, at least 160 * 33
     tokens, and stage 3 all others.
     """
-    tokens = [plain_loop.PreparedTokens(each).of("train") for each in (folder / "data", folder / "data-other")]
+    tokens = [plain_loop.PreparedTokens(each).of("train") for each in (folder / "data", folder / "run" / "data-other")]
     starts = np.fromfile(folder / "data" / "train-documents.bin", dtype="<u8")
     needed = STEPS * SIZES[0] * (LENGTH + 1)
     border = int(starts[np.searchsorted(starts, needed)])

@@ -310,8 +310,9 @@ def fork(run: str | Path, to: str | Path, overrides: Overrides = ()) -> "Fork":
         StorageError: a file-system operation failed; there is no new run then.
     """
     from hlat.checkpoint import fork_run
+    from hlat.training import check_fork_stages
 
-    return fork_run(str(run), Path(to), override_words(overrides))
+    return fork_run(str(run), Path(to), override_words(overrides), check=check_fork_stages)
 
 
 @checks_arguments

@@ -17,7 +17,7 @@ be made again.
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,7 +45,7 @@ from hlat.checkpoint.protocol.reader import (
 from hlat.checkpoint.run_id import RunId
 from hlat.checkpoint.saved_run import RecipeChange, check_fork, find_saved_recipe, read_saved_run
 from hlat.config import Recipe, parse_recipe
-from hlat.optim import learning_rate
+from hlat.optim import placed, rate_at
 from hlat.runtime.errors import CheckpointError
 from hlat.runtime.storage.run_folder import KEPT_PREFIX, read_run_id, write_recipe
 from hlat.runtime.urls import is_url
@@ -70,8 +70,16 @@ class Fork:
     rates: tuple[float, float]  # learning rate of the next step in the parent's schedule, and in its own
 
 
-def fork_run(run: str, to: Path, overrides: Sequence[str] = (), disk: Disk | None = None) -> Fork:
+def fork_run(
+    run: str,
+    to: Path,
+    overrides: Sequence[str] = (),
+    disk: Disk | None = None,
+    check: Callable[[Recipe, Checkpoint], object] = lambda recipe, checkpoint: None,
+) -> Fork:
     """Make a run in the folder ``to`` from RUN@STEP, or from the newest checkpoint of RUN.
+
+    ``check`` refuses a recipe that cannot go on from the checkpoint, by an error of its own.
 
     Raises:
         CheckpointError: there is no such checkpoint, ``to`` exists, or a change is not possible in a fork.
@@ -80,12 +88,15 @@ def fork_run(run: str, to: Path, overrides: Sequence[str] = (), disk: Disk | Non
     """
     check_new_folder(to)
     parent, checkpoint = _find(run)
-    saved = read_saved_run(checkpoint)[0]
+    saved = checkpoint.meta.get("run_recipe") or read_saved_run(checkpoint)[0]
     source = f"the recipe of {parent}@{checkpoint.step}"
-    before = parse_recipe(dict(saved), source)
-    recipe = parse_recipe(_content(parent, saved, to), source, overrides)
+    before = parse_recipe(_without_length(saved), source)
+    content = _content(parent, saved, to, before)
+    gets_stages = any(override.startswith("stages") for override in overrides)
+    recipe = parse_recipe(_without_length(content, gets_stages), source, overrides)
     changes = tuple(each for each in check_fork(saved, recipe) if each.path not in _OWN)
     _refuse(before, recipe, checkpoint.step, to)
+    check(recipe, checkpoint)
     step, disk = checkpoint.step, disk or Disk()
     folder = to.resolve()
     with storage_errors("cannot fork the run", to.parent, remedy=NEW_FOLDER_REMEDY):
@@ -97,7 +108,16 @@ def fork_run(run: str, to: Path, overrides: Sequence[str] = (), disk: Disk | Non
 
 
 def _rate(recipe: Recipe, step: int) -> float:
-    return learning_rate(recipe.schedule, peak=recipe.optimizer.lr, horizon=recipe.horizon_steps, step=step)
+    stages = recipe.each_stage()
+    stage = next((each for each in stages if each.place is not None and step <= each.place.stop), stages[-1])
+    return rate_at(placed(stage), step)
+
+
+def _without_length(content: Mapping[str, Any], gets_stages: bool = False) -> dict[str, Any]:
+    """Leave out the length of a run whose stages give it."""
+    if not content.get("stages") and not gets_stages:
+        return dict(content)
+    return {**content, "training": {**content["training"], "steps": None, "tokens": None}}
 
 
 def _find(run: str) -> tuple[Path, Checkpoint]:
@@ -139,13 +159,17 @@ def _remote_of(saved: Mapping[str, Any] | None) -> str | None:
     return remote if isinstance(remote, str) else None
 
 
-def _content(parent: Path, saved: Mapping[str, Any], to: Path) -> dict[str, Any]:
+def _content(parent: Path, saved: Mapping[str, Any], to: Path, before: Recipe) -> dict[str, Any]:
     """Return the recipe of a checkpoint with the fork's name and folder, and with the parent's prepared data."""
     own = {"name": to.resolve().name, "dir": str(to)}
     data = dict(saved["data"])
     if data.get("prepared_dir") is None and (parent / "data").is_dir():
         data["prepared_dir"] = str(parent / "data")
-    return {**saved, "run": {**saved["run"], **own}, "data": data}
+    stages = [dict(stage) for stage in saved.get("stages") or ()]
+    for stage, its in zip(stages, before.each_stage(), strict=False):
+        if {"path", "sources"} & stage["data"].keys() and its.prepared_dir.is_dir():
+            stage["data"] = {**stage["data"], "prepared_dir": str(its.prepared_dir)}
+    return {**saved, "run": {**saved["run"], **own}, "data": data, "stages": stages}
 
 
 def _refuse(before: Recipe, recipe: Recipe, step: int, to: Path) -> None:
@@ -206,7 +230,9 @@ def _write(
         make_folders(disk, place, inside=folder.parent)
         settings = recipe.model_dump(mode="json")
         origin = {"folder": str(parent.resolve()), "id": read_run_id(parent), "step": checkpoint.step}
-        way = _write_checkpoint(disk, checkpoint, place, {"recipe": settings, "parent": origin})
+        # With stages, the recipe of the checkpoint stays that of the stage that saved it.
+        recipes = {"run_recipe": settings} if recipe.stages else {"recipe": settings}
+        way = _write_checkpoint(disk, checkpoint, place, {**recipes, "parent": origin})
         write_recipe(staging, settings, recipe.run_dir)
         with closing(EventLog(staging / "events.jsonl")) as events:
             differing = [asdict(change) for change in changes]

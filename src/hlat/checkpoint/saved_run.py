@@ -107,7 +107,8 @@ def check_resume(
 def check_fork(saved_recipe: Mapping[str, Any], recipe: Recipe) -> list[RecipeChange]:
     """Return how the recipe of a fork differs from that of its checkpoint; CheckpointError lists what may not."""
     changes = list(_changes("", saved_recipe, recipe, _Mark.FREE))
-    if fixed := [change for change, mark in changes if mark is _Mark.FIXED]:
+    # Stages are compared with what the checkpoint has done when the run goes on.
+    if fixed := [change for change, mark in changes if mark is _Mark.FIXED and not change.path.startswith("stages")]:
         head = "a fork cannot have this recipe: its checkpoint has another model, or another order of the data"
         may = (
             "A fork may change the optimizer's rates, the schedule, the length, the layout and how the run is operated."

@@ -131,10 +131,10 @@ def _give_folder(
     if key not in folders:
         folder, tokenizer = next(iter(folders.values()))
         run: Any = content.get("run") or {}
-        folder = folder or f"{run.get('dir') or 'runs/' + str(run.get('name', 'run'))}/data"
+        own = f"{run.get('dir') or 'runs/' + str(run.get('name', 'run'))}/data"
         if not (isinstance(tokenizer, Mapping) and tokenizer.get("path")):
-            tokenizer = {**(tokenizer or {}), "path": f"{folder}/tokenizer"}
-        folders[key] = f"{folder}-{stage.name}", tokenizer
+            tokenizer = {**(tokenizer or {}), "path": f"{folder or own}/tokenizer"}
+        folders[key] = f"{own}-{stage.name}", tokenizer
     if "prepared_dir" in stage.data:
         folders[key] = stage.data["prepared_dir"], folders[key][1]
     data["prepared_dir"], data["tokenizer"] = folders[key]

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hlat.training.part_checks import *
     from hlat.training.process import *
     from hlat.training.run_state import *
+    from hlat.training.stages import *
     from hlat.training.start import *
     from hlat.training.validation.evaluation import *
     from hlat.training.validation.losses import *
@@ -27,6 +28,7 @@ __getattr__ = lazily(
         "part_checks": "check_own_parts",
         "process": "scheduled_gc",
         "run_state": "DataProgress no_progress",
+        "stages": "check_fork_stages",
         "start": "RunOrigin run_lock",
         "validation.evaluation": "Evaluation EvaluationResult open_evaluation",
         "validation.losses": "SingleProcessModel ValidationResult validate",

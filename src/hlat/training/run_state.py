@@ -237,7 +237,7 @@ class RunState:
             "evaluation": self.evaluation.identity,
             "metrics": to_json_value(self.unwritten_metrics),
             "versions": software_versions() | self.arithmetic.names(),
-            **({} if self.recipe.place is None else {"stage": stage_record(self.recipe)}),
+            **self._of_stage(),
         }
         files = tokenizer_files(self.prepared.tokenizer_dir) if self.runtime.ranks.is_first else {}
         extra = self.components.state()
@@ -246,6 +246,12 @@ class RunState:
             *self.training_data.state(),
         ]
         return CheckpointContent(self.step, blocks, meta, files)
+
+    def _of_stage(self) -> dict[str, Any]:
+        place = self.recipe.place
+        # ``recipe`` is that of the stage, which describes these weights; a fork begins with that of the run.
+        whole = {} if place is None else {"run_recipe": place.run.model_dump(mode="json")}
+        return whole | ({} if place is None else {"stage": stage_record(self.recipe)})
 
 
 def _prepare_data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress) -> PreparedData:

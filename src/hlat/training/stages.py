@@ -9,7 +9,7 @@ in another layout if it names one.
 from dataclasses import replace
 from typing import Any
 
-from hlat.checkpoint import Checkpoint
+from hlat.checkpoint import Checkpoint, check_resume, read_saved_run, saved_precision_mode
 from hlat.config import Recipe
 from hlat.data import PreparedData, TrainingData, readings
 from hlat.optim import placed, rate_at
@@ -50,6 +50,15 @@ def find_stage(recipe: Recipe, newest: Checkpoint | None) -> tuple[Recipe, Recip
     saved = newest.meta.get("stage") or _record_without_stages(stages[0], newest)
     _check_same(saved, saved_by, newest, last + 1)
     return here, saved_by
+
+
+def check_fork_stages(recipe: Recipe, checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError if a fork with stages cannot go on from a checkpoint of its parent."""
+    if recipe.stages:
+        saved, fingerprint = read_saved_run(checkpoint)
+        _, saved_by = find_stage(recipe, checkpoint)
+        settled = saved_by.in_mode(saved_precision_mode(saved))
+        check_resume(saved, fingerprint, settled, fingerprint, checkpoint.step)
 
 
 def _record_without_stages(first: Recipe, newest: Checkpoint) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from hlat.config import parse_recipe
-from tests.support.same_runs import assert_same_run, events_of, metrics_of
+from tests.support.same_runs import assert_same_run, assert_same_state, events_of, metrics_of
 
 LENGTH, LONG = 32, 128
 STEPS = (4, 3, 3)  # of each stage
@@ -133,3 +133,24 @@ def test_too_little_text_for_the_last_stage_is_said_before_the_first_step(runs):
     with pytest.raises(AssertionError):
         runs.train("too short", more)
     assert "none are left for it" in runs.said and "step 1/" not in runs.printed
+
+
+def test_a_fork_of_a_run_with_stages_goes_on_in_them_and_a_run_without_may_get_some(runs, straight, cli, tmp_path):
+    """From the middle of the second stage; and from a constant trunk, a decay in a stage of its own."""
+    for name, more in (("same", []), ("decay", [stages().replace("theta: 40000", "theta: 20000")])):
+        made = cli("fork", f"{straight}@6", "--to", tmp_path / name, *more)
+        assert made.returncode == 0, made.stderr
+    done = cli("train", tmp_path / "same/recipe.yaml")
+    assert done.returncode == 0, done.stderr
+    assert_same_state(tmp_path / "same", straight)
+    refused = cli("fork", f"{straight}@6", "--to", tmp_path / "no", stages().replace("steps: 4", "steps: 5"))
+    assert refused.returncode != 0 and "keep their lengths" in refused.stderr and not (tmp_path / "no").exists()
+    trunk = runs.train("trunk", "stages=[]", "training.steps=4")
+    parts = "[{name: trunk, steps: 4}, {name: decay, steps: 2, schedule: {kind: linear, min_ratio: 0}}]"
+    made = cli("fork", trunk, "--to", tmp_path / "decayed", f"stages={parts}")
+    assert made.returncode == 0, made.stderr
+    done = cli("train", tmp_path / "decayed/recipe.yaml")
+    assert done.returncode == 0, done.stderr
+    rates = [line["lr"] for line in metrics_of(tmp_path / "decayed")]
+    peak = metrics_of(trunk)[-1]["lr"]
+    assert rates[-2:] == pytest.approx([peak / 2, 0], abs=1e-15)
