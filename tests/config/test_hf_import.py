@@ -69,7 +69,7 @@ def test_linear_and_default_rope() -> None:
 
 
 def test_yarn_and_dynamic() -> None:
-    """What a YaRN file leaves out has the defaults of transformers; a dynamic one gives the context before scaling."""
+    """Absent fields of YaRN have the defaults of transformers; a dynamic file gives the context before scaling."""
     yarn = model(rope_scaling={**YARN, "finetuned": True, "mscale": None, "truncate": False}).rope.scaling
     assert yarn == YarnScaling(kind="yarn", factor=4.0, original_max_position=1024, truncate=False)
     assert (yarn.beta_fast, yarn.beta_slow) == (32.0, 1.0)

@@ -15,7 +15,7 @@ from hlat.config.sections.base import MOST_TOKENS, Length, Section, fixed
 
 
 class Objection(NamedTuple):
-    """What is wrong with a field of a scaling, and what would work."""
+    """Problem of a field of a scaling, and what would work."""
 
     field: str
     reason: str
@@ -23,7 +23,7 @@ class Objection(NamedTuple):
 
 
 class RopeScaling(Section):
-    """What the scalings of all kinds say about themselves."""
+    """Base of the scalings of all kinds."""
 
     original_hf_name: ClassVar[str] = "original_max_position_embeddings"
     """Name of ``original_max_position`` in config.json."""
