@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from hlat.model.layers import *
     from hlat.model.loss import *
     from hlat.model.parameter_layout import *
-    from hlat.model.pointwise import *
     from hlat.model.spec import *
 
 __getattr__ = lazily(
@@ -54,7 +53,6 @@ __getattr__ = lazily(
             "EMBEDDING HEAD RowBlock RowLayout canonical_shapes check_canonical check_layers merge_tied "
             "parameter_layouts"
         ),
-        "pointwise": "soft_cap",
         "spec": (
             "Axis GradientSum ModelShard RECOMPUTABLE axis_share element_share kv_replication shard_heads "
             "vocabulary_rows"
