@@ -47,6 +47,8 @@ EXAMPLES: dict[str, Any] = {
     "model.head_dim": 128,
     "model.max_sequence_length": 4096,
     "model.sliding_window": 4096,
+    "model.layer_types": ["sliding_attention", "full_attention"],
+    "model.rope_layers": [True, True, True, False],
     "model.rope.scaling.factor": 8.0,
     "model.rope.scaling.low_freq_factor": 1.0,
     "model.rope.scaling.high_freq_factor": 4.0,

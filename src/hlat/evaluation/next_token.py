@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from hlat.model import CompiledStep, Decoder, DeviceKVCache, Head, KVCache, Linear, compile_step, soft_cap
+from hlat.model import CompiledStep, Decoder, DeviceKVCache, Head, KVCache, Linear, compile_step
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import DataError
@@ -221,8 +221,10 @@ def _operands(module: Linear | Head) -> tuple[torch.Tensor, torch.Tensor | None]
 
 
 def _product(module: Linear | Head, decoder: Decoder) -> "PackedProduct":
-    softcap = module.cross_entropy.softcap if isinstance(module, Head) else None
-    return PackedProduct(*_operands(module), _compute(decoder), softcap)
+    product = PackedProduct(*_operands(module), _compute(decoder))
+    if isinstance(module, Head):
+        product.finish = module.cross_entropy.cap
+    return product
 
 
 class PackedProduct:
@@ -232,10 +234,10 @@ class PackedProduct:
     (``Backend.product_dtype``), so is the weight.
     """
 
-    def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, compute: torch.dtype, softcap: float | None = None
-    ) -> None:
-        self._softcap = softcap
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, compute: torch.dtype) -> None:
+        self.finish: Callable[[torch.Tensor], torch.Tensor] = (
+            torch.nn.Identity()
+        )  # what the head does with its products
         self._dtype = backend_of(weight.device).product_dtype(compute)
         narrow = weight.detach().to(compute)
         biases = None if bias is None else bias.detach().to(compute).to(self._dtype).split(_MOST_ROWS)
@@ -253,7 +255,7 @@ class PackedProduct:
         multiply = torch.ops.mkldnn._linear_pointwise
         outs = [multiply(wide, weight, bias, "none", [], "") for weight, bias in self._parts]
         out: torch.Tensor = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
-        return soft_cap(out.to(x.dtype), self._softcap)
+        return self.finish(out.to(x.dtype))
 
 
 def prepare_to_generate(decoder: Decoder) -> None:

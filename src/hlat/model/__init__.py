@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from hlat.model.loss import *
     from hlat.model.parameter_layout import *
     from hlat.model.parametrization import *
-    from hlat.model.pointwise import *
     from hlat.model.spec import *
 
 __getattr__ = lazily(
@@ -56,7 +55,6 @@ __getattr__ = lazily(
             "parameter_layouts"
         ),
         "parametrization": "scale_lines",
-        "pointwise": "soft_cap",
         "spec": (
             "Axis GradientSum ModelShard RECOMPUTABLE axis_share element_share kv_replication shard_heads "
             "vocabulary_rows"

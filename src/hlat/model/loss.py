@@ -189,6 +189,10 @@ class CrossEntropy:
         self.terms: Sequence[LossTerm] = ()  # further terms, which only gradients have too
         self.softcap: float | None = None  # logits are softcap * tanh(product / softcap); None for the product
 
+    def cap(self, products: torch.Tensor) -> torch.Tensor:
+        """Compute logits from products with rows of the head."""
+        return soft_cap(products, self.softcap)
+
     def chunk(self, columns: int, width: int) -> int:
         """Number of tokens of a chunk of logits, for hidden states of a width; the same on every process."""
         # 64 MiB of fp32 logits, but at least as many tokens as the model is wide, up to 2048. Adding to the gradient of
@@ -236,7 +240,7 @@ class CrossEntropy:
         """
         if self.softcap is None:
             return self._of_logits(logits_Nv, labels_N, gradient)
-        capped_Nv = soft_cap(logits_Nv, self.softcap)
+        capped_Nv = self.cap(logits_Nv)
         # d softcap tanh(x / softcap) / d x = 1 - tanh^2
         slope_Nv = (capped_Nv / self.softcap).square_().neg_().add_(1) if gradient else None
         loss_N, grad_Nv = self._of_logits(capped_Nv, labels_N, gradient)
@@ -456,7 +460,7 @@ class Head(nn.Module):
     ) -> torch.Tensor:
         """(B, S, D) -> logits (B, S, v); with labels (B, S) -> their summed cross-entropy, or another reduction."""
         if labels is None:
-            return soft_cap(linear(x, self.matrix), self.cross_entropy.softcap)
+            return self.cross_entropy.cap(linear(x, self.matrix))
         return reduction(x, self.matrix, labels, self.cross_entropy)
 
 

@@ -259,7 +259,7 @@ class RopeConfig(Section):
 
 @dataclass(frozen=True)
 class LayerKind:
-    """What differs between the layers of a model."""
+    """Window and rotation of a layer: what may differ between the layers of a model."""
 
     window: int | None  # tokens that a token attends to, itself included; None for all before it
     rope: RopeConfig | None  # None for no rotation
