@@ -9,7 +9,7 @@ import yaml
 
 from hlat.config.load import parse_recipe
 from hlat.hardware import load_catalog, parse_cluster
-from hlat.planner.defaults import resolve_defaults
+from hlat.planner.defaults import LAYOUT, resolve_defaults
 from hlat.planner.plan import layout_json
 from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.purchase import choose_cluster
@@ -24,7 +24,7 @@ ON, NAMES = "p5.48xlarge:1", ["short", "anneal", "long"]
 LARGE = {
     "model": {"preset": "llama-3.2-1b", "max_sequence_length": 131072},
     "data": {"path": "none", "sequence_length": 4096},
-    "batch": {"global_batch": 64},
+    "batch": {"global_batch": 256},
     "stages": [
         {"name": "short", "tokens": 10**10},
         {"name": "anneal", "tokens": 10**9, "schedule": {"kind": "linear"}},
@@ -126,9 +126,17 @@ def test_what_a_stage_leaves_open_is_chosen_for_it():
     assert first.memory == anneal.memory and first.batch == anneal.batch
     assert long.batch.micro_batch < first.batch.micro_batch or long.memory != first.memory
     assert anneal.schedule.warmup_steps == 0 < first.schedule.warmup_steps, "it goes on from the rate before"
+    for number, stage in enumerate(recipe.each_stage()):
+        prefix = f"stages.{number}." if number else ""
+        chosen = {path: value for one in choices for path, value in one.values.items()}
+        layout = [name for name in LAYOUT if prefix + name in chosen]
+        assert len(layout) == 3
+        for path in layout:
+            section, _, name = path.partition(".")
+            assert getattr(getattr(stage, section), name) == chosen[prefix + path], path
     again = parse_recipe(content, "", [word for one in choices for word in one.overrides], world=8)
     assert [one.batch for one in again.each_stage()] == [one.batch for one in recipe.each_stage()]
-    assert resolve_defaults(recipe, 8)[1] == [], "nothing is left open"
+    assert resolve_defaults(recipe, 8) == (recipe, []), "nothing is left open"
 
 
 @pytest.mark.parametrize("number", range(3))

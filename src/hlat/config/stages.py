@@ -150,7 +150,10 @@ def stage_recipes(run: "Recipe") -> list["Recipe"]:
         kind.model_validate({**content, "training": {**content["training"], "steps": 1, "tokens": None}})
         for content in stage_contents(run.model_dump(exclude_unset=True), run.stages)
     ]
-    plain = [recipe.having(values, given=False) for recipe, values in zip(plain, run.stage_defaults, strict=True)]
+    plain = [
+        recipe.having({path: value for path, value in values.items() if not recipe.gives(path)}, given=False)
+        for recipe, values in zip(plain, run.stage_defaults, strict=True)
+    ]
     counts = [_count(stage, recipe) for stage, recipe in zip(run.stages, plain, strict=True)]
     starts = [sum(counts[:number]) for number in range(len(counts) + 1)]
     batches, total = _joined(plain, counts), starts[-1]

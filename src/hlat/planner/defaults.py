@@ -134,7 +134,9 @@ def resolve_defaults(
     for number, paths in enumerate(opened):
         # The first stage decides for the whole run. Each of them has a layout of its own.
         stage = recipe.each_stage()[number]
-        recipe = recipe.having(_of_stage(number, recipe.stage_defaults[number])) if number else recipe
+        if number:  # defaults that gave way become values of the stage
+            left = {path: value for path, value in recipe.stage_defaults[number].items() if not stage.gives(path)}
+            recipe = recipe.having(_of_stage(number, left))
         for choice in _choices(stage, paths, max(world or 1, stage.parallel.model_ranks), on, here=here):
             choices.append(replace(choice, values=_of_stage(number, choice.values)))
             recipe = recipe.having(choices[-1].values)
