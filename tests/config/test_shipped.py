@@ -23,8 +23,9 @@ def test_a_shipped_recipe_is_valid_by_name_and_by_path(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_command_accepts_a_shipped_recipe(name, cli):
     lacks_text = name in ("quickstart", "books", "tiny-shakespeare")
-    done = cli("check", "--no-files", FOLDER / f"{name}.yaml", *(["data.path=corpus.txt"] if lacks_text else []))
+    done = cli("check", "-v", "--no-files", FOLDER / f"{name}.yaml", *(["data.path=corpus.txt"] if lacks_text else []))
     assert done.returncode == 0, done.stderr
+    assert "rates  fan-in" in done.stdout and "down_proj" in done.stdout
 
 
 def test_a_folder_with_the_name_of_a_shipped_recipe_does_not_hide_it(tmp_path, monkeypatch):

@@ -108,7 +108,10 @@ class Witness:
 
     def attach(self, model: nn.Module) -> None:
         """Put the multipliers into the forward pass."""
-        by_depth = lambda _, __, out: (out[0] / self.l, *out[1:]) if isinstance(out, tuple) else out / self.l  # noqa: E731
+
+        def by_depth(_: nn.Module, __: Any, out: Any) -> Any:
+            return (out[0] / self.l, *out[1:]) if isinstance(out, tuple) else out / self.l
+
         for layer in model.model.layers:
             layer.self_attn.scaling = self.scaling
             halves = (layer.self_attn, layer.mlp)
