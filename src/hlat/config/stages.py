@@ -111,7 +111,7 @@ def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) ->
 def _weighted(source: Any, weights: Mapping[str, float]) -> Any:
     if not isinstance(source, Mapping):
         return source
-    return {**source, "weight": weights.get(source.get("name") or source.get("path"), 0.0)}
+    return {**source, "weight": weights.get(str(source.get("name") or source.get("path")), 0.0)}
 
 
 def _give_folder(
