@@ -309,7 +309,9 @@ def rehearse(
     check_outputs((trace,))
     # Before the slow imports: a wrong recipe is refused at once.
     asked = hlat.load_recipe(recipe, overrides or [])
-    stages = [each.name for each in asked.stages] if stage is None else [stage]
+    stages: list[str | None] = [stage]
+    if stage is None and asked.stages:
+        stages = [each.name for each in asked.stages]
     if trace is not None and len(stages) > 1:
         raise typer.BadParameter(
             f"--trace writes the step of one stage: name it with --stage, as in --stage {stages[0]}"
@@ -324,7 +326,7 @@ def rehearse(
             say("\n".join(report_lines(report, width)))
 
     contents, all_fit = list[dict[str, Any]](), True
-    for name in stages or [None]:
+    for name in stages:
         if asked.stages and not as_json:
             say(f"stage {name}")
         with opening_line("rehearsing"):

@@ -91,9 +91,10 @@ class StartPlace:
         known = set[str]()
         for number, place in enumerate(self.stages):
             for finding in (one for check in checks for one in check(place)):
-                is_problem = isinstance(finding, Problem)
+                key = str(finding)
                 # What no stage changes is found again in each.
-                key = finding.path if is_problem and not changeable(finding.path) else str(finding)
+                if isinstance(finding, Problem) and not changeable(finding.path):
+                    key = finding.path
                 if number and key in known:
                     continue
                 known.add(key)
