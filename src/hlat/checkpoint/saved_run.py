@@ -76,7 +76,7 @@ def find_saved_recipe(run_dir: Path) -> Mapping[str, Any] | None:
 
 
 class _Mark(IntEnum):
-    """How a field may change."""
+    """Ways in which a field may change."""
 
     FREE = 0
     FORKS = 1  # in a fork
