@@ -39,7 +39,7 @@ from hlat.evaluation.scoring import (  # noqa: E402
     score_all,
 )
 from hlat.model import Decoder, build  # noqa: E402
-from hlat.model.hf_folder import write_hf  # noqa: E402
+from hlat.model.hf.folder import write_hf  # noqa: E402
 from hlat.model.parameter_layout import to_canonical  # noqa: E402
 from hlat.parallel import ForwardModel  # noqa: E402
 from results import Recorder  # noqa: E402

@@ -50,7 +50,7 @@ def make_model(folder: Path, tokenizer: Path, longest: int) -> Path:
     from hlat.config.sections.model import ModelConfig
     from hlat.data.tokenizers.load import load_tokenizer
     from hlat.model import build
-    from hlat.model.hf_folder import write_hf
+    from hlat.model.hf.folder import write_hf
     from hlat.model.parameter_layout import to_canonical
 
     load_tokenizer(tokenizer).save(folder / "tokenizer")

@@ -18,7 +18,7 @@ from hlat.checkpoint.protocol.reader import Checkpoint, open_checkpoint, verify_
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.config.sections.model import ModelConfig
 from hlat.model import build, collect_local_parameters
-from hlat.model.hf_folder import read_hf
+from hlat.model.hf.folder import read_hf
 from hlat.model.parameter_layout import canonical_shapes
 from hlat.runtime.errors import CheckpointError
 from tests.support.checkpoint.saved_layouts import save

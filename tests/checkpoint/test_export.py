@@ -20,7 +20,7 @@ from hlat.cli.checkpoint import import_command
 from hlat.config.sections.model import ModelConfig
 from hlat.data.tokenizers.base import QWEN2_PATTERN
 from hlat.model import Decoder, build, collect_local_parameters
-from hlat.model.hf_folder import read_hf, write_hf
+from hlat.model.hf.folder import read_hf, write_hf
 from hlat.model.parameter_layout import to_canonical
 from hlat.optim.adamw import Fp32AdamW
 from hlat.runtime.errors import CheckpointError, StorageError

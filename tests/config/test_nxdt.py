@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from hlat.config import Recipe, RecipeError, load_recipe
-from hlat.config.nxdt import recipe_from_nxdt
+from hlat.config.nxdt.recipes import recipe_from_nxdt
 from hlat.optim.base import learning_rate
 from tests.support.commands import hlat
 

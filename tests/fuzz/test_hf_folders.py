@@ -26,7 +26,7 @@ from hlat.checkpoint.protocol.reader import open_checkpoint
 from hlat.config.sections.model import ModelConfig
 from hlat.evaluation import generate_text
 from hlat.model import build
-from hlat.model.hf_folder import write_hf
+from hlat.model.hf.folder import write_hf
 from hlat.model.parameter_layout import to_canonical
 from hlat.runtime.errors import HlatError
 from tests.support.fuzz.mutations import ODD_VALUES, mutate

@@ -7,7 +7,7 @@ import torch
 
 from hlat.config import SCALINGS, ModelConfig, hf_to_model, model_problems
 from hlat.evaluation import generate
-from hlat.model.hf_config import config_json
+from hlat.model.hf.config import config_json
 from hlat.model.rope import _SCALED, Rope, frequencies
 from hlat.parallel.forward_model import ForwardModel
 from hlat.runtime.errors import DataError

@@ -17,7 +17,7 @@ from hlat.planner.report.comparison import compare_clusters
 from hlat.planner.report.html_report import html_page
 from hlat.planner.report.terminal import plan_lines
 from hlat.runtime.errors import PlanError
-from tests.support.staged import plain_of, staged, staged_content
+from tests.support.training.staged import plain_of, staged, staged_content
 
 ON, NAMES = "p5.48xlarge:1", ["short", "anneal", "long"]
 # A model for which layouts differ: the last stage has 32 times the sequence.

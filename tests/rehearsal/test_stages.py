@@ -10,7 +10,7 @@ from hlat.parallel.layout import StepShape
 from hlat.parallel.stages.rank_memory import rank_bytes
 from hlat.parallel.stages.stage_layers import peak_memory_rank, stage_layer_counts
 from hlat.rehearsal import rehearse
-from tests.support.staged import plain_of, staged, staged_content
+from tests.support.training.staged import plain_of, staged, staged_content
 
 # Large enough for the tolerance of 3 %, which all planned memory has.
 MODEL = {"vocab_size": 2048, "hidden_size": 256, "intermediate_size": 704, "heads": 8, "kv_heads": 4}

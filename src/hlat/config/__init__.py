@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hlat.config.model_base import *
     from hlat.config.model_files import *
     from hlat.config.notes import *
-    from hlat.config.nxdt import *
+    from hlat.config.nxdt.recipes import *
     from hlat.config.recipe import *
     from hlat.config.recipe_rules import *
     from hlat.config.sections.base import *
@@ -34,7 +34,7 @@ __getattr__ = lazily(
         "model_base": "PRESETS model_differences near_presets preset_called",
         "model_files": "hf_to_model",
         "notes": "SettingNote odd_settings recipe_notes",
-        "nxdt": "recipe_from_nxdt",
+        "nxdt.recipes": "recipe_from_nxdt",
         "recipe": "BatchSchedule Recipe recipe_schema",
         "stages": "StagePlace changeable in_stage",
         "recipe_rules": "LONGEST_PERIOD model_problems whole_weights",

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from hlat.model.decoder import *
     from hlat.model.decoding import *
     from hlat.model.document_attention import *
-    from hlat.model.hf_config import *
-    from hlat.model.hf_folder import *
+    from hlat.model.hf.config import *
+    from hlat.model.hf.folder import *
     from hlat.model.kernels.attention import *
     from hlat.model.kernels.capped_attention import *
     from hlat.model.kernels.library import *
@@ -42,14 +42,14 @@ __getattr__ = lazily(
         "decoder": "Decoder LocalParameter allocate build collect_local_parameters initialise local replace_parameters",
         "decoding": "CompiledStep compile_step",
         "document_attention": "DOCUMENT_ATTENTION DocumentMask",
-        "hf_config": "SpecialIds hf_class",
-        "hf_folder": "LazyTensors read_hf read_special_ids write_hf",
+        "hf.config": "SpecialIds hf_class",
+        "hf.folder": "LazyTensors read_hf read_special_ids write_hf",
         "kernels.library": "are_used_on describe_kernels fuses_in_triton",
         "kernels.source": "begin_compilation",
         "kv_cache": "DeviceKVCache KVCache LayerCache",
         "layers": "DecoderBlock",
         "loss": "CrossEntropy HEAD_ROWS Head IGNORED Reduction head_loss loss_terms next_tokens row_losses",
-        "kernels.matmul": "Linear computing_as_simulated product_library split_backward",
+        "kernels.matmul": "Linear computing_as_simulated split_backward",
         "parameter_layout": (
             "EMBEDDING HEAD RowBlock RowLayout canonical_shapes check_canonical check_layers merge_tied "
             "parameter_layouts"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hlat.training.optional_components import *
     from hlat.training.part_checks import *
     from hlat.training.process import *
-    from hlat.training.run_state import *
+    from hlat.training.run_data import *
     from hlat.training.stages import *
     from hlat.training.start import *
     from hlat.training.validation.evaluation import *
@@ -27,7 +27,7 @@ __getattr__ = lazily(
         "optional_components": "requested_components",
         "part_checks": "check_own_parts",
         "process": "scheduled_gc",
-        "run_state": "DataProgress no_progress",
+        "run_data": "DataProgress no_progress",
         "stages": "check_fork_stages",
         "start": "RunOrigin run_lock",
         "validation.evaluation": "Evaluation EvaluationResult open_evaluation",

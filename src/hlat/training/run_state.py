@@ -8,8 +8,7 @@ Continuing from an older state is right if the newer one was found damaged: that
 is set aside. If there is no trace of the newer one, somebody removed it, or another folder is in place of the run's.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,9 +23,7 @@ from hlat.checkpoint import (
     RunId,
     Tiers,
     check_resume,
-    check_same_tokenizer,
     collect,
-    find_weights,
     load_weights,
     read_saved_run,
     software_versions,
@@ -36,17 +33,7 @@ from hlat.checkpoint import (
 from hlat.config import Recipe
 from hlat.data import (
     Batch,
-    OnlineData,
     PreparedData,
-    ProgressCallback,
-    TrainingData,
-    check_tokenizer,
-    check_vocabulary,
-    open_prepared,
-    open_validation_sets,
-    prepare_recipe_data,
-    prepare_validation_sets,
-    readings,
 )
 from hlat.hardware import PeakFlops, peak_again, peak_flops
 from hlat.model import flops_per_token
@@ -61,14 +48,15 @@ from hlat.runtime.process import rank_info
 from hlat.runtime.progress import enter_stage
 from hlat.runtime.randomness import seed_generators
 from hlat.runtime.storage.run_folder import EarlierAttempt, RunFolder
-from hlat.tracking import from_json_value, read_valid_records, to_json_value
-from hlat.training.batches import BatchSource, OnlineBatchSource, PreparedBatchSource
+from hlat.tracking import OtherRankTracker, Tracker, from_json_value, read_valid_records, to_json_value
+from hlat.training.batches import BatchSource
 from hlat.training.components import ComponentList, StateChanges, load_state
 from hlat.training.faulty_disk import checkpoint_disk
 from hlat.training.numerics import Arithmetic, resolve_determinism, resolve_precision
 from hlat.training.optional_components import requested_components
-from hlat.training.stages import check_later_stages, find_stage, stage_record
-from hlat.training.validation.evaluation import Evaluation, open_evaluation
+from hlat.training.run_data import DataProgress, no_progress, open_data
+from hlat.training.stages import find_stage, stage_record
+from hlat.training.validation.evaluation import Evaluation
 
 
 @dataclass(frozen=True)
@@ -91,6 +79,13 @@ class DamagedCheckpoint:
         """Step in the checkpoint's name; -1 if there is none."""
         step = step_of_path(Path(self.path))
         return -1 if step is None else step
+
+
+def report_damaged(damaged: Sequence[DamagedCheckpoint], tracker: Tracker | OtherRankTracker) -> None:
+    """Record checkpoints that were found damaged and set aside."""
+    for checkpoint in damaged:
+        tracker.event("checkpoint_damaged", path=str(checkpoint.path), problems=checkpoint.problems)
+        tracker.warn(f"damaged checkpoint set aside: {checkpoint.path}: {'; '.join(checkpoint.problems)}")
 
 
 def check_nothing_lost(
@@ -124,15 +119,6 @@ def check_nothing_lost(
         )
 
     ranks.run_on_rank0(check)
-
-
-DataProgress = Callable[[], AbstractContextManager[ProgressCallback | None]]
-"""Opens a progress display while text is prepared; yields a ``hlat.data.prepare.corpus.ProgressCallback``, or None."""
-
-
-def no_progress() -> AbstractContextManager[None]:
-    """Open no progress display while text is prepared."""
-    return nullcontext()
 
 
 _DOUBTFUL = 0.8  # share of a measured peak that no training reaches
@@ -254,80 +240,6 @@ class RunState:
         return whole | ({} if place is None else {"stage": stage_record(self.recipe)})
 
 
-def _prepare_data(recipe: Recipe, runtime: Runtime, data_progress: DataProgress) -> PreparedData:
-    """Prepare the data on rank 0, and again on each machine that does not see rank 0's files. Collective."""
-    made: list[PreparedData] = []
-
-    def make() -> None:
-        with data_progress() as progress:
-            made.append(prepare_recipe_data(recipe, progress=progress))
-
-    # Preparing text may take long: what can be refused is refused before.
-    weights = runtime.ranks.run_on_rank0(lambda: _check_inputs(recipe))
-    runtime.ranks.run_on_rank0(make)
-    # Machines without a shared file system prepare the text themselves.
-    runtime.ranks.run_on_all(lambda: make() if runtime.local_rank == 0 and runtime.rank > 0 else None)
-    prepared = runtime.ranks.run_on_all(lambda: made[0] if made else open_prepared(recipe.prepared_dir))
-    runtime.ranks.run_on_all(lambda: prepared.check_before_training() if runtime.local_rank == 0 else None)
-    if recipe.data.mode == "online":  # the manifest may name other paths of the same text
-        prepared = prepared.with_sources(runtime.ranks.run_on_rank0(lambda: made[0].manifest.sources))
-    check_consistent(runtime.ranks, {"data": {"content of the prepared tokens": prepared.fingerprint}})
-    check_vocabulary(prepared, recipe.model.vocab_size)
-    if weights is not None:
-        check_same_tokenizer(weights, prepared)
-    return prepared.for_run(recipe.run_dir)
-
-
-def _open_training_data(recipe: Recipe, runtime: Runtime, prepared: PreparedData) -> BatchSource:
-    """Open the training samples. Rank 0 is first, since it writes index files that other ranks read. Collective."""
-    data, batches, seed = recipe.data, recipe.batches, recipe.training.seed
-    if data.mode == "online":
-        online = OnlineData(prepared, data, seed, batches, recipe.data_parallel(runtime.world))
-        return OnlineBatchSource(online, runtime.ranks)
-
-    place = recipe.place
-    first, stop = (0, recipe.total_steps) if place is None else (place.first, place.stop)
-    begin = batches.first_of(first)
-    total = batches.first_of(stop) - begin
-
-    def make() -> TrainingData:
-        return TrainingData(prepared, data, seed, readings(recipe), begin)
-
-    def check() -> None:
-        make().refuse_too_short(total)
-        check_later_stages(recipe, prepared)
-
-    runtime.ranks.run_on_rank0(check)
-    return PreparedBatchSource(runtime.ranks.run_on_all(make), batches, total)
-
-
-def _open_sets(recipe: Recipe, runtime: Runtime, prepared: PreparedData) -> dict[str, PreparedData]:
-    """Open further sets that the run is evaluated on, prepared as the run's data is. Collective."""
-    ranks, is_first_here = runtime.ranks, runtime.local_rank == 0
-    if recipe.evaluation.sets:
-        ranks.run_on_rank0(lambda: prepare_validation_sets(recipe, prepared))
-        ranks.run_on_all(
-            lambda: prepare_validation_sets(recipe, prepared) if is_first_here and runtime.rank > 0 else None
-        )
-    return ranks.run_on_all(lambda: open_validation_sets(recipe, compare=is_first_here))
-
-
-def _open_evaluation(
-    recipe: Recipe, runtime: Runtime, prepared: PreparedData, sets: dict[str, PreparedData]
-) -> Evaluation:
-    """Open what the run is evaluated on. Collective."""
-    evaluation = runtime.ranks.run_on_all(lambda: open_evaluation(recipe, prepared, sets))
-    check_consistent(runtime.ranks, {"evaluation": evaluation.identity})
-    return evaluation
-
-
-def _check_inputs(recipe: Recipe) -> Path | None:
-    """Check input files before the text is prepared; return the folder of the weights to start from, if any."""
-    check_tokenizer(recipe.data, recipe.model.vocab_size)
-    init_from = recipe.checkpoint.init_from
-    return find_weights(init_from, recipe.model) if init_from is not None else None
-
-
 def _dotted_fields(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested sections to values by dotted field name."""
     fields: dict[str, Any] = {}
@@ -363,7 +275,7 @@ def build_run_state(
     check_nothing_lost(runtime.ranks, folder.path, newest.step if newest is not None else None, earlier, damaged)
     recipe, saved_by = find_stage(recipe, newest)
     begins_stage = newest is not None and saved_by is not recipe
-    prepared, training_data, sets, evaluation = _open_data(recipe, runtime, data_progress)
+    prepared, training_data, sets, evaluation = open_data(recipe, runtime, data_progress)
     anomalies = AnomalyPolicy(recipe.anomalies, recipe.batches, recipe.data.sequence_length)
     asked_for = recipe.precision.mode
     recipe, precision_note, arithmetic = _settle_arithmetic(recipe, runtime, newest)
@@ -429,17 +341,6 @@ def build_run_state(
         unwritten_metrics=_saved_metrics(newest.meta) if newest is not None else None,
         initial_weights=initial_weights,
     )
-
-
-def _open_data(
-    recipe: Recipe, runtime: Runtime, data_progress: DataProgress
-) -> tuple[PreparedData, BatchSource, dict[str, PreparedData], Evaluation]:
-    """Prepare and open all data of the run. Collective."""
-    enter_stage("preparing data")
-    prepared = _prepare_data(recipe, runtime, data_progress)
-    training_data = _open_training_data(recipe, runtime, prepared)
-    sets = _open_sets(recipe, runtime, prepared)
-    return prepared, training_data, sets, _open_evaluation(recipe, runtime, prepared, sets)
 
 
 def _check_resume(

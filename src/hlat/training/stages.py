@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from hlat.checkpoint import Checkpoint, check_resume, read_saved_run, saved_precision_mode
-from hlat.config import Recipe
+from hlat.config import Recipe, StagePlace
 from hlat.data import PreparedData, TrainingData, readings
 from hlat.optim import placed, rate_at
 from hlat.resilience import AnomalyPolicy
@@ -50,6 +50,12 @@ def find_stage(recipe: Recipe, newest: Checkpoint | None) -> tuple[Recipe, Recip
     saved = newest.meta.get("stage") or _record_without_stages(stages[0], newest)
     _check_same(saved, saved_by, newest, last + 1)
     return here, saved_by
+
+
+def stage_line(place: StagePlace) -> str:
+    """Return what a run says when a stage begins."""
+    number = f"stage {place.index + 1} of {len(place.run.stages)}, {place.stage.name}"
+    return f"{number}: steps {place.first + 1:,} to {place.stop:,}"
 
 
 def check_fork_stages(recipe: Recipe, checkpoint: Checkpoint) -> None:

@@ -30,7 +30,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -41,7 +41,7 @@ from typing import Any
 import yaml
 
 from hlat.checkpoint import software_versions
-from hlat.config import Recipe, StagePlace, own_parts, recipe_notes, short
+from hlat.config import Recipe, own_parts, recipe_notes, short
 from hlat.hardware import device_chip, load_catalog
 from hlat.model import count_parameters, deterministic_by_default
 from hlat.parallel import decide_compilation
@@ -62,7 +62,8 @@ from hlat.runtime.terminal import TABLE_ROWS, first_of, is_verbose, plural
 from hlat.runtime.urls import redact, redact_json, redact_value
 from hlat.tracking import EventLog, OtherRankTracker, Tracker, read_valid_records
 from hlat.training.interruptions import report_tier_notes
-from hlat.training.run_state import DamagedCheckpoint, RunState
+from hlat.training.run_state import RunState, report_damaged
+from hlat.training.stages import stage_line
 
 _LOCK_PATIENCE = 900.0  # seconds
 _OTHER_HOST = 120.0  # seconds: file servers release the lock of a host that is gone within 90
@@ -351,7 +352,7 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker, *, first: boo
     for line, values in _header(state, parameters, device) if first else ():
         tracker.message(line, **values)
     if recipe.place is not None:
-        tracker.message(_stage_line(recipe.place), stage=recipe.place.stage.name)
+        tracker.message(stage_line(recipe.place), stage=recipe.place.stage.name)
     for line in _decisions(state) if is_verbose() else ():
         tracker.message(line)
     _report_notes(state, tracker)
@@ -371,11 +372,6 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker, *, first: boo
         **loaded,
         **({} if recipe.place is None else {"stage": recipe.place.stage.name}),
     )
-
-
-def _stage_line(place: StagePlace) -> str:
-    number = f"stage {place.index + 1} of {len(place.run.stages)}, {place.stage.name}"
-    return f"{number}: steps {place.first + 1:,} to {place.stop:,}"
 
 
 def _header(state: RunState, parameters: int, device: str) -> list[tuple[str, dict[str, Any]]]:
@@ -421,8 +417,8 @@ def _decisions(state: RunState) -> list[str]:
 def _report_notes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
     """Say what is unusual about this run, and what has changed since its checkpoint."""
     recipe, prepared = state.recipe, state.prepared
-    is_new = state.saved is None or state.begins_stage
-    if state.precision_note is not None and not (is_new and state.mode_was_chosen):
+    was_said = state.mode_was_chosen and (state.saved is None or state.begins_stage)
+    if state.precision_note is not None and not was_said:
         tracker.message(state.precision_note)
     if (cost := _determinism_cost(state)) is not None:
         tracker.message(cost)
@@ -500,10 +496,3 @@ def report_component_changes(state: RunState, tracker: Tracker | OtherRankTracke
         tracker.message(
             f"{name}: the checkpoint has its state, but the recipe does not ask for it: later checkpoints lack it"
         )
-
-
-def report_damaged(damaged: Sequence[DamagedCheckpoint], tracker: Tracker | OtherRankTracker) -> None:
-    """Record checkpoints that were found damaged and set aside."""
-    for checkpoint in damaged:
-        tracker.event("checkpoint_damaged", path=str(checkpoint.path), problems=checkpoint.problems)
-        tracker.warn(f"damaged checkpoint set aside: {checkpoint.path}: {'; '.join(checkpoint.problems)}")

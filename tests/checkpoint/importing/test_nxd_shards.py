@@ -14,7 +14,7 @@ from hlat.checkpoint.protocol.reader import open_checkpoint, verify_checkpoint
 from hlat.config import RecipeError
 from hlat.config.sections.model import ModelConfig
 from hlat.model import Decoder, build
-from hlat.model.hf_config import config_json
+from hlat.model.hf.config import config_json
 from hlat.model.parameter_layout import to_canonical
 from hlat.runtime.errors import CheckpointError
 from tests.support.checkpoint.nxd_checkpoints import NxdLayout, key_and_copy, rank_state, save, stored_keys, write

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models
 from hlat.checkpoint import has_tokenizer, import_model
 from hlat.config.sections.model import ModelConfig
 from hlat.model import build
-from hlat.model.hf_folder import write_hf
+from hlat.model.hf.folder import write_hf
 from hlat.model.parameter_layout import to_canonical
 from hlat.runtime.errors import CheckpointError
 

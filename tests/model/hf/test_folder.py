@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from hlat.config import RecipeError
 from hlat.config.sections.model import ModelConfig
-from hlat.model import hf_folder as hf_write
-from hlat.model.hf_folder import read_hf, write_hf
+from hlat.model.hf import folder as hf_write
+from hlat.model.hf.folder import read_hf, write_hf
 from hlat.model.parameter_layout import canonical_shapes, from_canonical, to_canonical
 from hlat.runtime.errors import CheckpointError, StorageError
 from tests.support.model.families import FAMILIES, attention_of, config_of, our_model, tokens_of, twin

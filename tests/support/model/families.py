@@ -9,7 +9,7 @@ from torch import nn
 
 from hlat.config.sections.model import ModelConfig
 from hlat.model import Decoder, build
-from hlat.model.hf_config import config_json
+from hlat.model.hf.config import config_json
 from hlat.model.parameter_layout import from_canonical, to_canonical
 
 BASE: dict[str, Any] = {

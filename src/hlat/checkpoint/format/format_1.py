@@ -42,7 +42,7 @@ class _Strict(BaseModel):
 
 
 class _SpecialIds(_Strict):
-    """Fields of ``hlat.model.hf_config.SpecialIds``."""
+    """Fields of ``hlat.model.hf.config.SpecialIds``."""
 
     model_config = ConfigDict(extra="forbid")
     bos: _Ids = None

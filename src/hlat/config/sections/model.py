@@ -1,7 +1,7 @@
 """The model section: one decoder, in numbers. And the architectures by name, with what each one fixes.
 
     model.architecture -> ARCHITECTURES -> options of the model section, checked by a rule
-    config.json        <-> ARCHITECTURES <-> fields of the model section (config/model_files.py, model/hf_config.py)
+    config.json        <-> ARCHITECTURES <-> fields of the model section (config/model_files.py, model/hf/config.py)
 
 An architecture's parameters and modules are in ``hlat.model.architectures``, a file each. The table here has what
 recipes and config.json files need, without torch: the options that an architecture fixes or leaves open, and its names

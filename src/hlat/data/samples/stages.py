@@ -1,4 +1,4 @@
-"""Where each stage of a run begins to read: a function of the stages before it, so that no text is read twice.
+"""Places where the stages of a run begin to read: functions of the stages before, so that no text is read twice.
 
     stages of a run --readings--> for each stream of a stage: its first sample, and the tokens that its rows are of
 
@@ -19,7 +19,7 @@ from hlat.runtime.errors import DataError
 
 @dataclass(frozen=True)
 class Reading:
-    """What a stage reads of a stream."""
+    """Part of a stream that a stage reads."""
 
     first: int = 0  # samples of the stream's order that earlier stages have read
     earlier: tuple[int, ...] = ()  # tokens of each group of stages before, that divided the stream into other rows
@@ -27,8 +27,8 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """What a stage does with its streams."""
+class _StageUse:
+    """Streams that a stage reads, and how much of them."""
 
     name: str
     streams: tuple[str, ...]
@@ -58,7 +58,7 @@ def readings(recipe: Recipe) -> list[Reading]:
     return [_reading(parts, place.index, stream) for stream in here.streams]
 
 
-def _part(recipe: Recipe) -> _Part:
+def _part(recipe: Recipe) -> _StageUse:
     place, data = recipe.place, recipe.data
     assert place is not None, "the recipe of a stage"
     samples = place.batches.first_of(place.stop) - place.batches.first_of(place.first)
@@ -70,15 +70,15 @@ def _part(recipe: Recipe) -> _Part:
     mixture = build_mixture(data)
     if mixture is None:
         rows: tuple[Any, ...] = (data.sequence_length, data.packing, data.shuffle, tuple(limits))
-        return _Part(place.stage.name, ("\n".join(texts),), (samples,), rows, data.sequence_length, (all(again),))
+        return _StageUse(place.stage.name, ("\n".join(texts),), (samples,), rows, data.sequence_length, (all(again),))
     counts = tuple(mixture.counts(samples).tolist())
     rows = (data.sequence_length, data.packing, data.shuffle)
-    return _Part(place.stage.name, tuple(texts), counts, rows, data.sequence_length, tuple(again))
+    return _StageUse(place.stage.name, tuple(texts), counts, rows, data.sequence_length, tuple(again))
 
 
-def _reading(parts: Sequence[_Part], index: int, stream: str) -> Reading:
+def _reading(parts: Sequence[_StageUse], index: int, stream: str) -> Reading:
     earlier, samples = list[int](), 0
-    before: _Part | None = None
+    before: _StageUse | None = None
     for part in parts[: index + 1]:
         if (use := part.use(stream)) is None:
             continue
@@ -93,7 +93,7 @@ def _reading(parts: Sequence[_Part], index: int, stream: str) -> Reading:
     return Reading(samples, tuple(earlier), _own(parts, index, stream, samples))
 
 
-def _own(parts: Sequence[_Part], index: int, stream: str, samples: int) -> int | None:
+def _own(parts: Sequence[_StageUse], index: int, stream: str, samples: int) -> int | None:
     """Return the tokens of a stage and those like it around it, if a stage with other rows follows them."""
     here = parts[index]
     total = samples + here.counts[here.streams.index(stream)]
@@ -113,7 +113,7 @@ def _needed(samples: int, length: int) -> int:
     return samples * (length + 1)
 
 
-def _refuse_mixed(parts: Sequence[_Part], index: int, stream: str) -> None:
+def _refuse_mixed(parts: Sequence[_StageUse], index: int, stream: str) -> None:
     """Refuse a source that an earlier stage has read as part of another stream: which of its text is not known."""
     here = parts[index]
     if here.restarts[here.streams.index(stream)]:

@@ -51,9 +51,8 @@ from hlat.training.batches import BatchPrefetcher
 from hlat.training.components import StepEnd, StepResult, TrainingComponent, load_state
 from hlat.training.faulty_disk import checkpoint_disk
 from hlat.training.interruptions import SnapshotClock, report_tier_notes
-from hlat.training.run_state import RunState, SavedCheckpoint, check_nothing_lost
+from hlat.training.run_state import RunState, SavedCheckpoint, check_nothing_lost, report_damaged
 from hlat.training.saving.corruption_check import CorruptionCheck
-from hlat.training.start import report_damaged
 from hlat.training.step_metrics import check_finite, multiples_after
 
 

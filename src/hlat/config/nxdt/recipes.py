@@ -21,7 +21,7 @@ from hlat.config.errors import Problem, RecipeError
 from hlat.config.explanations import suggestion
 from hlat.config.load import parse_recipe
 from hlat.config.model_base import PRESETS
-from hlat.config.nxdt_rules import (
+from hlat.config.nxdt.rules import (
     Note,
     Rule,
     Translation,

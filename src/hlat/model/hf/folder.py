@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from hlat.config import ModelConfig, RecipeError, hf_to_model, model_problems
-from hlat.model.hf_config import SpecialIds, TokenIds, config_json, hf_class
+from hlat.model.hf.config import SpecialIds, TokenIds, config_json, hf_class
 from hlat.model.parameter_layout import canonical_shapes, check_canonical, check_layers, merge_tied
 from hlat.runtime.errors import CheckpointError, StorageError
 from hlat.runtime.storage.local_files import broken_link, read_small_file, recognize_file, sync_to_disk

@@ -1,0 +1,1 @@
+"""Configurations of NxDT, which ran HLAT, as recipes."""
