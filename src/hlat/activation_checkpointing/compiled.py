@@ -19,7 +19,7 @@ import torch
 from torch._higher_order_ops.flex_attention import flex_attention
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from hlat.model import ATTENTION, CAPPED_ATTENTION, DOCUMENT_ATTENTION
+from hlat.model import ATTENTION_OPERATORS
 
 _aten = torch.ops.aten
 _PRODUCTS = {_aten.mm.default, _aten.addmm.default, _aten._scaled_mm.default}
@@ -28,9 +28,7 @@ _ATTENTION = {
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
-    ATTENTION,
-    DOCUMENT_ATTENTION,
-    CAPPED_ATTENTION,
+    *ATTENTION_OPERATORS,
     flex_attention,
 }
 

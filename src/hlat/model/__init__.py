@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from hlat.model.hf.config import *
     from hlat.model.hf.folder import *
     from hlat.model.kernels.attention import *
-    from hlat.model.kernels.capped_attention import *
     from hlat.model.kernels.library import *
     from hlat.model.kernels.matmul import *
     from hlat.model.kernels.source import *
@@ -31,17 +30,16 @@ __getattr__ = lazily(
         "activations": "ActivationBytes RankWorkload activation_bytes",
         "architectures": "architecture_of model_spec",
         "kernels.attention": (
-            "ATTENTION attend attention_heads attention_is_used_on attention_kernel builds_masks "
+            "attend attention_heads attention_is_used_on attention_kernel builds_masks "
             "describe_attention deterministic_by_default head_sums_shape recipe_heads"
         ),
-        "kernels.capped_attention": "CAPPED_ATTENTION",
         "counts": (
             "attended_positions block_share count_parameters effective_window flops_per_token "
             "forward_flops_per_token hidden_share"
         ),
         "decoder": "Decoder LocalParameter allocate build collect_local_parameters initialise local replace_parameters",
         "decoding": "CompiledStep compile_step",
-        "document_attention": "DOCUMENT_ATTENTION DocumentMask",
+        "document_attention": "ATTENTION_OPERATORS DocumentMask",
         "hf.config": "SpecialIds hf_class",
         "hf.folder": "LazyTensors read_hf read_special_ids write_hf",
         "kernels.library": "are_used_on describe_kernels fuses_in_triton",
@@ -49,7 +47,7 @@ __getattr__ = lazily(
         "kv_cache": "DeviceKVCache KVCache LayerCache",
         "layers": "DecoderBlock",
         "loss": "CrossEntropy HEAD_ROWS Head IGNORED Reduction head_loss loss_terms next_tokens row_losses",
-        "kernels.matmul": "Linear computing_as_simulated split_backward",
+        "kernels.matmul": "Linear computing_as_simulated product_library split_backward",
         "parameter_layout": (
             "EMBEDDING HEAD RowBlock RowLayout canonical_shapes check_canonical check_layers merge_tied "
             "parameter_layouts"

@@ -34,13 +34,14 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from hlat.model.kernels.attention import (
+    ATTENTION,
     attend_to_ranges,
     check_attention,
     check_gradient,
     differentiable,
     has_attention,
 )
-from hlat.model.kernels.capped_attention import attend_capped
+from hlat.model.kernels.capped_attention import CAPPED_ATTENTION, attend_capped
 from hlat.model.kernels.library import operator
 from hlat.model.kernels.matmul import needs_widening
 from hlat.model.pointwise import accumulation_dtype
@@ -363,3 +364,5 @@ def attend_within_documents(
 
 # The operator of attention document by document, as it appears in compiled graphs
 DOCUMENT_ATTENTION: Any = torch.ops.hlat.attend_within_documents.default
+ATTENTION_OPERATORS: tuple[Any, ...] = (ATTENTION, DOCUMENT_ATTENTION, CAPPED_ATTENTION)
+"""hlat's own operators of attention, as they appear in compiled graphs."""

@@ -20,21 +20,19 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from hlat.model import ATTENTION as COMPILED_ATTENTION
-from hlat.model import CAPPED_ATTENTION, DOCUMENT_ATTENTION
+from hlat.model import ATTENTION_OPERATORS
 from hlat.parallel import LabelledPass, parse_pass_label
 from hlat.rehearsal.observers import message_kind
 from hlat.runtime.progress import current_phase
 
+_OWN_ATTENTION = tuple(operator.overloadpacket for operator in ATTENTION_OPERATORS)
 _ATTENTION_FORWARD = (
     torch.ops.aten._scaled_dot_product_cudnn_attention,
     torch.ops.aten._scaled_dot_product_efficient_attention,
     torch.ops.aten._scaled_dot_product_flash_attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
     torch.ops.aten._scaled_dot_product_fused_attention_overrideable,
-    DOCUMENT_ATTENTION.overloadpacket,
-    COMPILED_ATTENTION.overloadpacket,
-    CAPPED_ATTENTION.overloadpacket,
+    *_OWN_ATTENTION,
 )
 _ATTENTION_BACKWARD = (
     torch.ops.aten._scaled_dot_product_cudnn_attention_backward,
@@ -49,10 +47,8 @@ _ATTENTION_BACKWARD = (
 
 
 _WITH_WINDOW = (
-    DOCUMENT_ATTENTION.overloadpacket,
+    *_OWN_ATTENTION,
     torch.ops.hlat.attend_within_documents_backward,
-    COMPILED_ATTENTION.overloadpacket,
-    CAPPED_ATTENTION.overloadpacket,
     torch.ops.hlat.attend_backward,
     torch.ops.hlat.attend_capped_backward,
 )

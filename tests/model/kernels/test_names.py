@@ -10,8 +10,8 @@ import torch
 
 from hlat.checkpoint import RecipeChange
 from hlat.config.load import parse_recipe
+from hlat.model import product_library
 from hlat.model.kernels import matmul
-from hlat.model.kernels.matmul import product_library
 from hlat.runtime.backend.cpu import CpuBackend
 from hlat.runtime.errors import CheckpointError
 from hlat.training.numerics import Arithmetic
