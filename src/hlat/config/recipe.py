@@ -218,6 +218,12 @@ class Recipe(Section):
             found.setdefault(stage.prepared_dir, stage)
         return list(found.values())
 
+    @property
+    def corpus_tokens(self) -> int:
+        """Tokens that the run reads of this recipe's prepared data, in all stages that have it."""
+        stages = [self] if self._place is None else self._place.run.each_stage()
+        return sum(stage.stage_tokens for stage in stages if stage.prepared_dir == self.prepared_dir)
+
     def by_stage(self, describe: Callable[["Recipe"], str]) -> Iterator[str]:
         """Yield what is to be said of each stage, after the names of those of which it is; without stages, that."""
         found = dict[str, list[str]]()

@@ -11,25 +11,13 @@ A problem stops the run; a note is a warning. ``start_examination`` runs the che
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hlat.config import (
-    ZERO_BUBBLE,
-    DataConfig,
-    Problem,
-    Recipe,
-    RunConfig,
-    SettingNote,
-    StageConfig,
-    changeable,
-    in_stage,
-    model_differences,
-    own_parts,
-)
+from hlat.config import ZERO_BUBBLE, DataConfig, Problem, Recipe, RunConfig, SettingNote, model_differences, own_parts
 from hlat.hardware import Cluster
 from hlat.launch.preflight.request import available_memory, memory_limit
 from hlat.model import count_parameters
@@ -86,20 +74,6 @@ class StartPlace:
             place.opens_device = self.opens_device
         return found
 
-    def findings(self, checks: "Sequence[StartCheck]") -> "Iterator[Problem | SettingNote]":
-        """Yield what checks find, of each stage what they have not found of an earlier one, under the stage's name."""
-        known = set[str]()
-        for number, place in enumerate(self.stages):
-            for finding in (one for check in checks for one in check(place)):
-                key = str(finding)
-                # What no stage changes is found again in each.
-                if isinstance(finding, Problem) and not changeable(finding.path):
-                    key = finding.path
-                if number and key in known:
-                    continue
-                known.add(key)
-                yield _named(finding, number, self.recipe.stages) if self.recipe and self.recipe.stages else finding
-
     @property
     def run_dir(self) -> Path | None:
         """Folder of the run; None if the section is not valid."""
@@ -124,28 +98,15 @@ class StartPlace:
     def _with_first_tokenizer(self, data: DataConfig) -> DataConfig:
         """Return the data of a later stage with the tokenizer of the first as it is given, until that is prepared."""
         place = None if self.recipe is None else self.recipe.place
-        if place is None or not place.index or data.tokenizer.path != str(place.run.prepared_dir / "tokenizer"):
+        if not place or not place.index or data.tokenizer.path != str(place.run.prepared_dir / "tokenizer"):
             return data
-        return (
-            data
-            if Path(data.tokenizer.path).exists()
-            else data.model_copy(update={"tokenizer": place.run.data.tokenizer})
-        )
+        is_made = Path(data.tokenizer.path).exists()
+        return data if is_made else data.model_copy(update={"tokenizer": place.run.data.tokenizer})
 
 
 def sections_of(recipe: Recipe) -> dict[str, Any]:
     """Return the sections of a recipe by name."""
     return {name: getattr(recipe, name) for name in type(recipe).model_fields}
-
-
-def _named(finding: Problem | SettingNote, number: int, stages: Sequence[StageConfig]) -> Problem | SettingNote:
-    """Name the stage of a finding; what is found of the first holds for the run."""
-    if isinstance(finding, SettingNote):
-        return replace(finding, text=f"stage {stages[number].name}: {finding.text}") if number else finding
-    named = in_stage(finding, number, stages)
-    if named == finding and number and changeable(finding.path):
-        named = replace(finding, path=f"stages.{number}.{finding.path}")
-    return named
 
 
 def absence(path: str) -> str:
@@ -449,21 +410,12 @@ VALIDATION_NOTE, TOKENIZER_NOTE = "validation", "tokenizer"
 _PASSES = 16.0
 
 
-def tokens_read(recipe: Recipe) -> int:
-    """Return the tokens that a run reads of the prepared data of a recipe, in all stages that have it."""
-    if recipe.place is None:
-        return recipe.total_tokens
-    same = (one for one in recipe.place.run.each_stage() if one.prepared_dir == recipe.prepared_dir)
-    return sum(one.stage_tokens for one in same)
-
-
 def note_passes(place: StartPlace) -> Iterator[SettingNote]:
     """Yield a note if the run sees its text again and again."""
     recipe, tokens = place.recipe, place.inputs.training_tokens
     if recipe is None or not tokens or recipe.data.phases or any(s.weight is not None for s in recipe.data.sources):
         return
-    read = tokens_read(recipe)
-    count = read / tokens
+    count = (read := recipe.corpus_tokens) / tokens
     if count > _PASSES:
         about = "" if place.inputs.is_prepared else "about "
         text = (

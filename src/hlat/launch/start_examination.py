@@ -18,23 +18,33 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hlat.config import Fix, Problem, Recipe, RecipeError, SettingNote, own_parts
+from hlat.config import (
+    Fix,
+    Problem,
+    Recipe,
+    RecipeError,
+    SettingNote,
+    StageConfig,
+    changeable,
+    in_stage,
+    own_parts,
+)
 from hlat.launch.start_checks import (
     START_CHECKS,
     TOKENIZER_NOTE,
     VALIDATION_NOTE,
     Here,
+    StartCheck,
     StartPlace,
     check_device_memory,
     sections_of,
     surely_fits,
-    tokens_read,
 )
 from hlat.model import count_parameters, flops_per_token
 from hlat.runtime.errors import LaunchError, PlanError
@@ -58,7 +68,7 @@ class StartReport:
 
     @property
     def inputs(self) -> "InputReport | None":
-        """What was found of the text, that of the first stage; None if a forked process looked."""
+        """Findings about the text, that of the first stage; None if a forked process looked."""
         return next(iter(self.stage_inputs), None)
 
     @property
@@ -110,9 +120,34 @@ def load_and_check(load: Callable[[], Recipe], here: Here, *, forked: bool = Fal
 def _find(place: StartPlace) -> tuple[list[Problem], list[SettingNote], list[str]]:
     chosen = place.choose_defaults()
     checks = START_CHECKS if place.here.files else (check_device_memory,)
-    found = list(place.findings(checks))
+    found = list(_findings(place, checks))
     problems = [finding for finding in found if isinstance(finding, Problem)]
     return problems, [finding for finding in found if isinstance(finding, SettingNote)], chosen
+
+
+def _findings(place: StartPlace, checks: Sequence[StartCheck]) -> Iterator[Problem | SettingNote]:
+    """Yield what checks find, of each stage what they have not found of an earlier one, under the stage's name."""
+    known = set[str]()
+    for number, stage in enumerate(place.stages):
+        for finding in (one for check in checks for one in check(stage)):
+            key = str(finding)
+            # What no stage changes is found again in each.
+            if isinstance(finding, Problem) and not changeable(finding.path):
+                key = finding.path
+            if number and key in known:
+                continue
+            known.add(key)
+            yield _named(finding, number, place.recipe.stages) if place.recipe and place.recipe.stages else finding
+
+
+def _named(finding: Problem | SettingNote, number: int, stages: Sequence[StageConfig]) -> Problem | SettingNote:
+    """Name the stage of a finding; what is found of the first holds for the run."""
+    if isinstance(finding, SettingNote):
+        return replace(finding, text=f"stage {stages[number].name}: {finding.text}") if number else finding
+    named = in_stage(finding, number, stages)
+    if named == finding and number and changeable(finding.path):
+        named = replace(finding, path=f"stages.{number}.{finding.path}")
+    return named
 
 
 def _find_forked(place: StartPlace) -> tuple[list[Problem], list[SettingNote], list[str]]:
@@ -221,7 +256,7 @@ def _data(recipe: Recipe, inputs: "InputReport") -> str:
         words.append(f"{about}{short_count(tokens)} training tokens")
         weighted = recipe.data.phases or any(source.weight is not None for source in recipe.data.sources)
         # With weights each source has passes of its own, which the run says when it has counted them.
-        words += [] if weighted else [f"{rounded_text(tokens_read(recipe) / max(tokens, 1), 2)} passes"]
+        words += [] if weighted else [f"{rounded_text(recipe.corpus_tokens / max(tokens, 1), 2)} passes"]
     return "; ".join(words)
 
 
