@@ -68,8 +68,8 @@ NEAR: dict[str, str] = {
     "checkpoint/protocol/store.py": "checkpoint/protocol/test_retry training/saving/test_checkpointing "
     "checkpoint/protocol/test_store checkpoint/protocol/test_damage checkpoint/format/test_hostile "
     "checkpoint/test_state",
-    "checkpoint/staging_buffer.py": "checkpoint/test_staging_buffer checkpoint/test_async_saver",
-    "checkpoint/async_saver.py": "checkpoint/test_async_saver checkpoint/test_saving_processes "
+    "checkpoint/staging_buffer.py": "checkpoint/background/test_staging_buffer checkpoint/background/test_async_saver",
+    "checkpoint/async_saver.py": "checkpoint/background/test_async_saver checkpoint/background/test_saving_processes "
     "training/saving/test_checkpointing",
     "checkpoint/snapshots.py": "checkpoint/test_snapshots training/saving/test_tiers",
     "checkpoint/protocol/rank_parts.py": "checkpoint/test_snapshots training/saving/test_tiers "
@@ -95,9 +95,9 @@ NEAR: dict[str, str] = {
     ),
     "launch/preflight/": "launch/preflight/test_meeting launch/preflight/test_checks launch/preflight/test_injected "
     "launch/preflight/test_hosts",
-    "launch/schedulers/kubernetes.py": "launch/test_kubernetes",
-    "launch/schedulers/slurm.py": "launch/test_slurm launch/test_kubernetes",
-    "launch/run_request.py": "launch/test_slurm launch/test_kubernetes",
+    "launch/schedulers/kubernetes.py": "launch/schedulers/test_kubernetes",
+    "launch/schedulers/slurm.py": "launch/schedulers/test_slurm launch/schedulers/test_kubernetes",
+    "launch/run_request.py": "launch/schedulers/test_slurm launch/schedulers/test_kubernetes",
     "launch/metrics_": "launch/test_metrics_server launch/test_served_runs",
 }
 

@@ -6,6 +6,7 @@ calls in src/hlat that record an event: name, fields, module       --events_page
 
 import ast
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -27,14 +28,21 @@ def events() -> dict[str, tuple[set[str], set[str]]]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if not (isinstance(node, ast.Call) and node.args and _records(ast.unparse(node.func))):
                 continue
-            first = node.args[0]
-            for one in (first.body, first.orelse) if isinstance(first, ast.IfExp) else (first,):
-                kind = getattr(one, "value", None)
+            for kind in _alternatives(node.args[0]):
                 if isinstance(kind, str) and kind not in OTHER_FILES:
                     fields, modules = found[kind]
                     fields.update(word.arg for word in node.keywords if word.arg)
                     modules.add(str(file.relative_to(SOURCE)))
     return dict(found)
+
+
+def _alternatives(name: ast.expr) -> Iterator[object]:
+    """Yield the values of an expression that chooses between constants."""
+    if isinstance(name, ast.IfExp):
+        yield from _alternatives(name.body)
+        yield from _alternatives(name.orelse)
+    else:
+        yield getattr(name, "value", None)
 
 
 def _records(function: str) -> bool:

@@ -53,7 +53,8 @@ from hlat.training.numerics import configure_rounding
 from hlat.training.optional_components import StepObserver
 from hlat.training.part_checks import check_own_parts
 from hlat.training.process import FaultInjection, GarbageCollector, Profiler
-from hlat.training.run_state import DataProgress, RunState, build_run_state, no_progress
+from hlat.training.run_data import DataProgress, no_progress
+from hlat.training.run_state import RunState, build_run_state
 from hlat.training.saving.checkpointing import Checkpointer, background_saver, roll_back, saver_process, saves_after
 from hlat.training.saving.corruption_check import CorruptionCheck
 from hlat.training.saving.exports import WeightExports
