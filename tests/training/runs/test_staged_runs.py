@@ -112,12 +112,20 @@ def test_killed_at_borders_and_between_a_run_has_the_same_bits(runs, straight, k
     assert_same_run(run, straight)
 
 
-def test_on_two_ranks_the_third_stage_has_another_layout_and_the_same_samples(runs, straight):
-    """Two data-parallel ranks, then two tensor-parallel ones; killed in the border, the run goes on bitwise."""
-    run = runs.train("ranks", "--nproc", "2", long="{tensor: 2}")
+@pytest.mark.parametrize(
+    ("world", "long"),
+    [("2", "{tensor: 2}"), pytest.param("4", "{tensor: 2, pipeline: 2}", marks=pytest.mark.slow)],
+    ids=["2", "4"],
+)
+def test_on_several_ranks_the_third_stage_has_another_layout_and_the_same_samples(runs, straight, world, long):
+    """Data-parallel ranks, then tensor- and pipeline-parallel ones; killed in the border, the run goes on bitwise."""
+    run = runs.train(f"ranks {world}", "--nproc", world, long=long)
     assert batches(run) == batches(straight)
+    # Sums of fp32 in another order: of 2,048 terms each, in ten steps.
+    pairs = zip(metrics_of(run), metrics_of(straight), strict=True)
+    assert all(one["loss"] == pytest.approx(other["loss"], rel=1e-4) for one, other in pairs)
     killed = "faults=[{kind: kill, at_step: 7, phase: checkpoint, rank: 1}, {kind: kill, at_step: 8, phase: data}]"
-    again = runs.train("ranks killed", "--nproc", "2", killed, "--allow-faults", long="{tensor: 2}")
+    again = runs.train(f"ranks {world} killed", "--nproc", world, killed, "--allow-faults", long=long)
     assert_same_run(again, run)
 
 

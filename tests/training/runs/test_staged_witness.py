@@ -1,7 +1,7 @@
 """A run of three stages equals a plain loop of transformers and torch.optim.AdamW in float64.
 
 Short rows; other text, with a decay from the current rate; then four times the context on the first text, behind what
-the first stage has read, with another base of RoPE.
+the first stage has read, with YaRN.
 """
 
 import math
@@ -20,7 +20,8 @@ pytest.importorskip("transformers", reason="the extra [hf] is not installed")
 LENGTH, LONG, STEPS = 32, 128, 20  # of each stage
 SIZES, LENGTHS = (4, 4, 2), (LENGTH, LENGTH, LONG)  # sequences of a step, by stage
 PEAK, WARMUP, FLOOR = 4e-3, 5, 0.1
-ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 40000.0}
+YARN = {"factor": 4.0, "beta_fast": 2.0, "beta_slow": 1.0}
+ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "original_max_position_embeddings": LENGTH, **YARN}
 MODEL = {"vocab_size": 320, "layers": 2, "hidden_size": 32, "intermediate_size": 96, "heads": 4, "kv_heads": 2}
 ADAMW = plain_loop.Training(
     steps=3 * STEPS, sequence_length=0, global_batch=0, micro_batch=2, seed=3, peak=PEAK, betas=(0.8, 0.9), eps=2e-3,
@@ -92,7 +93,7 @@ def recipe(folder: Path, hf_folder: Path, corpus: Path, world: int) -> dict[str,
             "validation": {"fraction": 0.1},
             "workers": 1,
         },
-        "batch": {"global_batch": SIZES[0], "micro_batch": ADAMW.micro_batch},
+        "batch": {"global_batch": SIZES[0], "micro_batch": ADAMW.micro_batch if world < 4 else 1},
         "optimizer": {name: getattr(ADAMW, name) for name in ("betas", "eps", "weight_decay", "clip_norm")}
         | {"lr": PEAK},
         "schedule": {"kind": "constant", "warmup_steps": WARMUP},
@@ -113,15 +114,15 @@ def recipe(folder: Path, hf_folder: Path, corpus: Path, world: int) -> dict[str,
                 "name": "long",
                 "steps": STEPS,
                 "data": {"path": str(folder / "first"), "sequence_length": LONG},
-                "batch": {"global_batch": SIZES[2]},
-                "model": {"rope": {"theta": ROPE["rope_theta"]}},
-                "parallel": {"tensor": world},
+                "batch": {"global_batch": SIZES[2], "micro_batch": 2 if world < 4 else 1},
+                "model": {"rope": {"scaling": {"kind": "yarn", "original_max_position": LENGTH, **YARN}}},
+                "parallel": {"tensor": min(world, 2), "pipeline": 2 if world == 4 else 1},
             },
         ],
     }
 
 
-@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", [1, *(pytest.param(each, marks=pytest.mark.slow) for each in (2, 4))])
 def test_weights_after_three_stages_equal_those_of_the_plain_loop(tmp_path, corpus, hf_folder, world):
     """To 1e-10: sixty steps of at most 12 sqrt(3328 * 2) u each, relative to weights that move by less than 0.2.
 
