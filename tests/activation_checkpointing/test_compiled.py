@@ -118,7 +118,7 @@ def test_graphs_for_accelerators_compute_the_same_gradients(
     plain = in_float64()
     wanted = [gradients(plain, positions) for positions in (document_positions(), other_positions())]
     monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *_: None)
-    monkeypatch.setattr(DocumentMask, "from_positions", _for_accelerators)
+    monkeypatch.setattr(DocumentMask, "of_windows", _for_accelerators)
     compiler = "aot_eager_decomp_partition"
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiler))
     monkeypatch.setattr(
@@ -134,7 +134,9 @@ def test_graphs_for_accelerators_compute_the_same_gradients(
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1, "one graph for any document boundaries"
 
 
-def _for_accelerators(positions: torch.Tensor, spans: tuple[tuple[int, int], ...], window: int | None) -> DocumentMask:
-    assert window is None
+def _for_accelerators(
+    positions: torch.Tensor, spans: tuple[tuple[int, int], ...], windows: set[int | None]
+) -> dict[int | None, DocumentMask]:
+    assert windows == {None}
     offsets = torch.arange(LENGTH)
-    return DocumentMask(offsets - positions, spans, block_mask(offsets - positions, offsets, LENGTH), window)
+    return {None: DocumentMask(offsets - positions, spans, block_mask(offsets - positions, offsets, LENGTH), None)}
