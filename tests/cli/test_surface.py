@@ -11,15 +11,15 @@ from hlat.cli import app
 from hlat.cli.options import RENAMED, current_options
 
 SURFACE = {
-    "check": {"recipe", "overrides", "--world", "--nproc", "--on", "--no-files", "--json"},
+    "check": {"recipe", "overrides", "--world", "--nproc", "--on", "--no-files", "--json", "--verbose"},
     "schema": set(),
     "recipe presets": set(),
     "recipe from-nxdt": {"source", "overrides", "--to", "--model"},
-    "data prepare": {"recipe", "overrides", "--workers", "--part"},
-    "data merge": {"recipe", "words"},
+    "data prepare": {"recipe", "overrides", "--workers", "--part", "--stage"},
+    "data merge": {"recipe", "words", "--stage"},
     "data tokenizer": {"recipe", "overrides", "--to"},
-    "data show": {"source", "overrides", "--samples", "--max-tokens", "--json", "--verbose"},
-    "data verify": {"source", "overrides"},
+    "data show": {"source", "overrides", "--samples", "--max-tokens", "--json", "--verbose", "--stage"},
+    "data verify": {"source", "overrides", "--stage"},
     "checkpoint list": {"run", "--json"},
     "checkpoint show": {"checkpoint", "--json"},
     "checkpoint verify": {"checkpoint"},
@@ -43,7 +43,7 @@ SURFACE = {
     "runs": {"folder", "--json"},
     "rehearse": {
         *("recipe", "overrides", "--world", "--rank", "--json"),
-        *("--device", "--cluster", "--hardware", "--trace"),
+        *("--device", "--cluster", "--hardware", "--trace", "--stage"),
     },
     "plan": {
         "--model",

@@ -186,7 +186,7 @@ def _report(context: Context, name: str, found: dict[str, float], bound: float) 
 
 def pointwise(context: Context) -> None:
     """Check norm, RoPE and SwiGLU."""
-    from hlat.model.pointwise import rms_norm, rotate, swiglu
+    from hlat.model.pointwise import gated, rms_norm, rotate
 
     rows, width = (8, 64) if context.tiny else (512, 4096)
     x, weight, up = _numbers(1, rows, width), _numbers(2, width), _numbers(3, rows, width)
@@ -209,7 +209,7 @@ def pointwise(context: Context) -> None:
         cases: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], list[torch.Tensor]]] = {
             "norm": (lambda x, w: rms_norm(x, w, 1e-5), norm, [x, weight]),
             "rope": (turn, rope, [x]),
-            "swiglu": (swiglu, lambda a, b: F.silu(a) * b, [x, up]),
+            "swiglu": (gated, lambda a, b: F.silu(a) * b, [x, up]),
         }
         for name, (function, formula, inputs) in cases.items():
             _report(context, f"{name}, {kind}", errors(function, formula, inputs, dtype, context.device), bound)

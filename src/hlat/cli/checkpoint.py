@@ -15,7 +15,6 @@ import typer
 
 from hlat.cli.options import DryRunOption, JsonOption
 from hlat.cli.terminal import CheckpointArgument, OverridesArgument, WeightsOption, opening_line, ready, say
-from hlat.config import short
 from hlat.runtime.errors import CheckpointError, CheckpointFormatError, LaunchError
 from hlat.runtime.storage.run_folder import RECIPE_NAME, is_kept
 from hlat.runtime.terminal import TABLE_ROWS, escape_name, first_of, listed, plural
@@ -231,6 +230,7 @@ def fork(
 ) -> None:
     """Make a new run from a checkpoint of a run, with another recipe from there on."""
     import hlat
+    from hlat.config import short
 
     ready(works=True)
     with opening_line("forking"):

@@ -58,7 +58,7 @@ FIELDS = (
     ),
     _check(
         "half a scaling",
-        "model.rope.scaling={kind: dynamic, factor: 2}",
+        "model.rope.scaling.kind=dynamic model.rope.scaling.factor=2",
         "model.rope.scaling.original_max_position: is required. It means: Longest sequence that is not scaled",
     ),
     _check("name with a space", "run.name=my\u00a0run!", "run.name = ", "letters, digits, dot, dash and underscore"),
