@@ -275,6 +275,9 @@ def span_problems(recipes: Sequence["Recipe"]) -> Iterator[Problem]:
             if name not in labels:
                 known = f"The sources are called {', '.join(labels)}." if labels else "Use restart: true."
                 yield Problem(f"stages.{place.index}.restart", f"there is no source {name}.", known)
+        if 0 < len(set(names) & set(labels)) < len(labels) and all(each.weight is None for each in recipe.data.sources):
+            reason = "sources without weights are read in one order, and begin anew together."
+            yield Problem(f"stages.{place.index}.restart", reason, "Use restart: true, or give the sources weights.")
         for name in place.stage.weights:
             if name not in labels:
                 known = f"The sources are called {', '.join(labels)}." if labels else "Name them in data.sources."
