@@ -363,6 +363,8 @@ def roll_back(state: RunState, prefetcher: BatchPrefetcher, tracker: Tracker | O
         )
     state.training_data.restore(checkpoint)
     state.anomalies.roll_back(checkpoint.meta.get("anomalies") if checkpoint is not None else None)
+    if checkpoint is not None and enters_stage(checkpoint, state.recipe):
+        state.anomalies.begin_stage()  # as a run does that is started here
     state.step = checkpoint.step if checkpoint is not None else 0
     state.saved = SavedCheckpoint(checkpoint.step, checkpoint.path) if checkpoint is not None else None
     prefetcher.restart(state.training_data.reader(state.model, state.samples))
