@@ -48,7 +48,7 @@ from hlat.runtime.randomness import seed_generators
 from hlat.runtime.storage.run_folder import EarlierAttempt
 from hlat.tracking import OtherRankTracker, Tracker
 from hlat.training.batches import BatchPrefetcher
-from hlat.training.components import StepEnd, StepResult, TrainingComponent, load_state
+from hlat.training.components import StepEnd, StepResult, TrainingComponent, enters_stage, load_state
 from hlat.training.faulty_disk import checkpoint_disk
 from hlat.training.interruptions import SnapshotClock, report_tier_notes
 from hlat.training.run_state import RunState, SavedCheckpoint, check_nothing_lost, report_damaged
