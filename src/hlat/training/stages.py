@@ -11,7 +11,7 @@ from typing import Any
 
 from hlat.checkpoint import Checkpoint, check_fork, read_saved_run, saved_precision_mode
 from hlat.config import Recipe, StagePlace
-from hlat.data import PreparedData, TrainingData, readings
+from hlat.data import MANIFEST_FILE, PreparedData, TrainingData, open_prepared, readings
 from hlat.optim import placed, rate_at
 from hlat.resilience import AnomalyPolicy
 from hlat.runtime.errors import CheckpointError
@@ -90,8 +90,10 @@ def check_later_stages(recipe: Recipe, prepared: PreparedData) -> None:
         its = stage.place
         assert its is not None, "the recipe of a stage"
         shares = readings(stage)
-        if stage.prepared_dir == recipe.prepared_dir:
-            data = TrainingData(prepared, stage.data, stage.training.seed, shares, its.batches.first_of(its.first))
+        is_here = stage.prepared_dir == recipe.prepared_dir
+        if is_here or (stage.prepared_dir / MANIFEST_FILE).is_file():
+            its_text = prepared if is_here else open_prepared(stage.prepared_dir)
+            data = TrainingData(its_text, stage.data, stage.training.seed, shares, its.batches.first_of(its.first))
             data.refuse_too_short(its.batches.first_of(its.stop) - its.batches.first_of(its.first))
 
 
