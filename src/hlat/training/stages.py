@@ -27,6 +27,8 @@ def stage_record(recipe: Recipe) -> dict[str, Any]:
         "first": place.first,
         "schedule_first": place.schedule_first,
         "schedule_stop": place.schedule_stop,
+        "start": place.start,
+        "from_current": place.from_current,
         "reads": [{"first": each.first, "earlier": list(each.earlier), "own": each.own} for each in readings(recipe)],
     }
 
@@ -103,10 +105,10 @@ def _stage_of(stages: list[Recipe], batch: int) -> Recipe:
 
 
 def _same_rates(saved: dict[str, Any], stage: Recipe, steps: int) -> bool:
-    """Return True if a schedule that ended elsewhere gave the steps done the rates that they would get now."""
+    """Return True if the schedule as it was saved gave the steps done the rates that they would get now."""
     assert stage.place is not None, "the recipe of a stage"
-    spans = {name: saved[name] for name in ("schedule_first", "schedule_stop")}
-    before = stage.placed(replace(stage.place, **spans))
+    names = ("schedule_first", "schedule_stop", "start", "from_current")
+    before = stage.placed(replace(stage.place, **{name: saved[name] for name in names if name in saved}))
     done = range(stage.place.schedule_first + 1, steps + 1)
     return before.place == stage.place or all(rate_at(before, step) == rate_at(stage, step) for step in done)
 
@@ -127,9 +129,7 @@ def _check_same(saved: dict[str, Any], stage: Recipe, newest: Checkpoint, steps:
             "way now. Set the stages again as they were"
         )
     elif steps is not None and not _same_rates(saved, stage, steps):
-        reason = (
-            "steps that are done would have had other learning rates. Keep the lengths of the stages, or fork the run"
-        )
+        reason = "steps done would have had other learning rates. Keep lengths and rates of the stages, or fork the run"
     else:
         return
     raise CheckpointError(f"{newest.path}: the run cannot go on with these stages: {reason}.")
