@@ -11,7 +11,7 @@ it reads, and the last group all that are left.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from hlat.config import Recipe
 from hlat.data.samples.order import build_mixture, is_weighted
@@ -47,7 +47,8 @@ class _StageUse:
         return _Use(self.counts[index], self.rows[index], self.limits[index], self.restarts[index])
 
 
-class _Use(NamedTuple):
+@dataclass(frozen=True)
+class _Use:
     """What a stage reads of a stream; fields as in ``_StageUse``."""
 
     count: int
