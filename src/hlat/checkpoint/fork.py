@@ -75,11 +75,12 @@ def fork_run(
     to: Path,
     overrides: Sequence[str] = (),
     disk: Disk | None = None,
-    check: Callable[[Recipe, Checkpoint], object] = lambda recipe, checkpoint: None,
+    check: Callable[[Recipe, Checkpoint], Mapping[str, Any]] = lambda recipe, checkpoint: {},
 ) -> Fork:
     """Make a run in the folder ``to`` from RUN@STEP, or from the newest checkpoint of RUN.
 
-    ``check`` refuses a recipe that cannot go on from the checkpoint, by an error of its own.
+    ``check`` refuses a recipe that cannot go on from the checkpoint, by an error of its own, and returns the metadata
+    that the checkpoint of the fork has instead of the parent's.
 
     Raises:
         CheckpointError: there is no such checkpoint, ``to`` exists, or a change is not possible in a fork.
@@ -96,12 +97,12 @@ def fork_run(
     recipe = parse_recipe(_without_length(content, gets_stages), source, overrides)
     changes = tuple(each for each in check_fork(saved, recipe) if each.path not in _OWN)
     _refuse(before, recipe, checkpoint.step, to)
-    check(recipe, checkpoint)
+    meta = check(recipe, checkpoint)
     step, disk = checkpoint.step, disk or Disk()
     folder = to.resolve()
     with storage_errors("cannot fork the run", to.parent, remedy=NEW_FOLDER_REMEDY):
         _keep(disk, checkpoint, folder)
-        way = _write(disk, checkpoint, folder, parent, recipe, changes)
+        way = _write(disk, checkpoint, folder, parent, recipe, changes, meta)
     rates = tuple(_rate(each, step + 1) for each in (before, recipe))
     size = sum(checkpoint.manifest.file_bytes.values())
     return Fork(to, parent, step, recipe, changes, way, size, (rates[0], rates[1]))
@@ -217,7 +218,13 @@ def _gone(checkpoint: Checkpoint) -> CheckpointError:
 
 
 def _write(
-    disk: Disk, checkpoint: Checkpoint, folder: Path, parent: Path, recipe: Recipe, changes: Sequence[RecipeChange]
+    disk: Disk,
+    checkpoint: Checkpoint,
+    folder: Path,
+    parent: Path,
+    recipe: Recipe,
+    changes: Sequence[RecipeChange],
+    meta: Mapping[str, Any],
 ) -> str:
     """Write the folder of a fork beside its place, then rename it; return the way in which the state was taken."""
     make_folders(disk, folder.parent)
@@ -230,9 +237,9 @@ def _write(
         make_folders(disk, place, inside=folder.parent)
         settings = recipe.model_dump(mode="json")
         origin = {"folder": str(parent.resolve()), "id": read_run_id(parent), "step": checkpoint.step}
-        # With stages, the recipe of the checkpoint stays that of the stage that saved it.
+        # With stages, the recipe of the checkpoint stays that of the stage that saved it, but for its rates.
         recipes = {"run_recipe": settings} if recipe.stages else {"recipe": settings}
-        way = _write_checkpoint(disk, checkpoint, place, {**recipes, "parent": origin})
+        way = _write_checkpoint(disk, checkpoint, place, {**recipes, **meta, "parent": origin})
         write_recipe(staging, settings, recipe.run_dir)
         with closing(EventLog(staging / "events.jsonl")) as events:
             differing = [asdict(change) for change in changes]

@@ -259,6 +259,14 @@ def _field_problems(here: str, stage: StageConfig) -> Iterator[Problem]:
                 yield Problem(f"{here}.{section}.{name}", "cannot change in the course of a run.", remedy)
 
 
+def _ends_at_zero(recipe: "Recipe") -> bool:
+    # Of a schedule of the user's own this is not known.
+    decays = recipe.schedule.kind in ("cosine", "cosine-clipped", "wsd", "linear", "1-sqrt")
+    place, horizon = recipe.place, recipe.schedule.horizon_steps
+    is_over = place is not None and (horizon is None or horizon <= place.schedule_steps)
+    return decays and is_over and recipe.schedule.min_ratio == 0
+
+
 def span_problems(recipes: Sequence["Recipe"]) -> Iterator[Problem]:
     """Yield what is wrong with the lengths of schedules, and of training samples that restart."""
     for recipe in recipes:
@@ -269,12 +277,19 @@ def span_problems(recipes: Sequence["Recipe"]) -> Iterator[Problem]:
         if is_given and warmup >= (recipe.schedule.horizon_steps or span):
             path = f"stages.{place.index}.schedule.warmup_steps" if place.index else "schedule.warmup_steps"
             yield Problem(path, f"the schedule has {span} steps.", f"Use at most {span - 1}.", warmup, True)
+        if is_given and place.from_current and _ends_at_zero(recipes[place.index - 1]):
+            reason = f"it goes on from the rate of stage {place.run.stages[place.index - 1].name}, which ends with 0."
+            remedy = "Give the stage an optimizer.lr, or the schedule before it a min_ratio above 0."
+            yield Problem(f"stages.{place.index}.schedule", reason, remedy)
         names = place.stage.restart if isinstance(place.stage.restart, tuple) else ()
         labels = [source.label for source in recipe.data.sources]
         for name in names:
             if name not in labels:
                 known = f"The sources are called {', '.join(labels)}." if labels else "Use restart: true."
                 yield Problem(f"stages.{place.index}.restart", f"there is no source {name}.", known)
+        if 0 < len(set(names) & set(labels)) < len(labels) and all(each.weight is None for each in recipe.data.sources):
+            reason = "sources without weights are read in one order, and begin anew together."
+            yield Problem(f"stages.{place.index}.restart", reason, "Use restart: true, or give the sources weights.")
         for name in place.stage.weights:
             if name not in labels:
                 known = f"The sources are called {', '.join(labels)}." if labels else "Name them in data.sources."

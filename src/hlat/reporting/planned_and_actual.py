@@ -159,7 +159,7 @@ def measure_progress(run: RunRecord) -> Progress:
     left = None
     if tokens and elapsed:
         # At tokens per elapsed second, not at the median rate: saves and restarts will come again.
-        left = max(0.0, recipe.total_tokens - tokens) / (tokens / elapsed)
+        left = max(0.0, run.each_stage[-1].total_tokens - tokens) / (tokens / elapsed)
     return Progress(rate, recipe.tokens_per_step / rate if rate else None, elapsed, left)
 
 
@@ -179,6 +179,11 @@ def _mixture_contents(run: RunRecord) -> list[Html]:
     if run.recipe is None:
         return []
     samples = int(run.last("samples") or 0)
+    if len(run.each_stage) > 1:
+        try:
+            return _staged_mixture(run.each_stage, samples)
+        except (DataError, ValueError) as error:
+            return [paragraph(f"The mixture cannot be computed: {error}")]
     if is_weighted(run.recipe.data):
         try:
             return _weighted_mixture(run.recipe, samples)
@@ -211,6 +216,26 @@ def _weighted_mixture(recipe: Recipe, samples: int) -> list[Html]:
     tokens = {name: float(count) * length for name, _, count in parts}
     columns = ("source", "asked until now", "delivered", "tokens delivered")
     return [_token_bars("Tokens delivered", tokens), table(columns, rows, caption="Data mixture, asked and delivered")]
+
+
+def _staged_mixture(stages: Sequence[Recipe], samples: int) -> list[Html]:
+    """Add up what stages have delivered of each source; sources without weights are one."""
+    tokens: dict[str, float] = {}
+    for stage in stages:
+        place = stage.place
+        assert place is not None, "the recipe of a stage"
+        first, stop = place.batches.first_of(place.first), place.batches.first_of(place.stop)
+        # Batches that a run skips are made up for at its end.
+        count = max(0, (samples if place.is_last else min(samples, stop)) - first)
+        weighted = is_weighted(stage.data)
+        names = _source_names(stage) if weighted else [", ".join(_source_names(stage)) or str(stage.data.path)]
+        counts = Mixture(phase_weights(stage.data)).counts(count).tolist() if weighted else [count]
+        for name, each in zip(names, counts, strict=True):
+            tokens[name] = tokens.get(name, 0.0) + float(each) * stage.data.sequence_length
+    whole = sum(tokens.values()) or 1.0
+    rows = [(name, f"{each / whole:.3%}", f"{each:,.0f}") for name, each in tokens.items()]
+    columns = ("source", "share of the tokens", "tokens delivered")
+    return [_token_bars("Tokens delivered", tokens), table(columns, rows, caption="Data mixture, over all stages")]
 
 
 def _mixture_by_size(run: RunRecord, recipe: Recipe, samples: int) -> list[Html]:

@@ -10,6 +10,7 @@ an earlier step: lines of later steps were dropped when the run went back.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from hlat.checkpoint import CheckpointEntry, list_checkpoints, open_unverified
-from hlat.config import Recipe
+from hlat.config import Recipe, load_recipe
 from hlat.reporting.run_status import (
     RunEvent,
     RunStatus,
@@ -78,6 +79,15 @@ class RunRecord:
             return Recipe.model_validate(self.settings) if self.settings else None
         except ValidationError:
             return None
+
+    @cached_property
+    def each_stage(self) -> list[Recipe]:
+        """The recipes of all stages of the run, as its folder has them; without stages its recipe, or none."""
+        with suppress(HlatError, OSError):
+            whole = load_recipe(self.folder / "recipe.yaml")
+            if whole.stages:
+                return whole.each_stage()
+        return [self.recipe] if self.recipe is not None else []
 
 
 def read_run(folder: Path, name: str | None = None) -> RunRecord:

@@ -152,6 +152,12 @@ class StateChanges:
     dropped: tuple[str, ...] = ()  # states in the checkpoint that no component continues
 
 
+def enters_stage(checkpoint: Checkpoint, recipe: Recipe) -> bool:
+    """Return True if a checkpoint was saved in an earlier stage than that of the recipe."""
+    stage = checkpoint.meta.get("stage") or {"index": 0}
+    return recipe.place is not None and stage["index"] < recipe.place.index
+
+
 def load_state(
     checkpoint: Checkpoint,
     recipe: Recipe,
@@ -165,8 +171,7 @@ def load_state(
     found = {component: all(one.name in saved for one in states) for component, states in wanted.items()}
     extra = [one for component, states in wanted.items() if found[component] for one in states]
     restore(checkpoint, recipe.model, model.local_parameters, optimizer, extra)
-    place, stage = recipe.place, checkpoint.meta.get("stage") or {"index": 0}
-    if place is not None and place.stage.fresh == "optimizer" and stage["index"] < place.index:
+    if recipe.place is not None and recipe.place.stage.fresh == "optimizer" and enters_stage(checkpoint, recipe):
         optimizer.state.clear()
     begun: list[str] = []
     for component, states in wanted.items():

@@ -9,9 +9,9 @@ in another layout if it names one.
 from dataclasses import replace
 from typing import Any
 
-from hlat.checkpoint import Checkpoint, check_resume, read_saved_run, saved_precision_mode
+from hlat.checkpoint import Checkpoint, check_fork, read_saved_run, saved_precision_mode
 from hlat.config import Recipe, StagePlace
-from hlat.data import PreparedData, TrainingData, readings
+from hlat.data import MANIFEST_FILE, PreparedData, TrainingData, open_prepared, readings
 from hlat.optim import placed, rate_at
 from hlat.resilience import AnomalyPolicy
 from hlat.runtime.errors import CheckpointError
@@ -27,14 +27,17 @@ def stage_record(recipe: Recipe) -> dict[str, Any]:
         "first": place.first,
         "schedule_first": place.schedule_first,
         "schedule_stop": place.schedule_stop,
+        "start": place.start,
+        "from_current": place.from_current,
         "reads": [{"first": each.first, "earlier": list(each.earlier), "own": each.own} for each in readings(recipe)],
     }
 
 
-def find_stage(recipe: Recipe, newest: Checkpoint | None) -> tuple[Recipe, Recipe]:
+def find_stage(recipe: Recipe, newest: Checkpoint | None, is_fork: bool = False) -> tuple[Recipe, Recipe]:
     """Return the recipe of the stage whose step is next, and that of the stage that saved the newest checkpoint.
 
-    Without stages, and without a checkpoint, both are the same object.
+    Without stages, and without a checkpoint, both are the same object. In a fork the steps done may have had other
+    rates.
 
     Raises:
         CheckpointError: the recipe has other stages than those that led to the checkpoint.
@@ -48,7 +51,7 @@ def find_stage(recipe: Recipe, newest: Checkpoint | None) -> tuple[Recipe, Recip
     last = recipe.batches.containing(max(0, policy.skipped.position_after(newest.step) - 1))
     here, saved_by = (_stage_of(stages, batch) for batch in (following, last))
     saved = newest.meta.get("stage") or _record_without_stages(stages[0], newest)
-    _check_same(saved, saved_by, newest, last + 1)
+    _check_same(saved, saved_by, newest, None if is_fork else last + 1)
     return here, saved_by
 
 
@@ -58,13 +61,22 @@ def stage_line(place: StagePlace) -> str:
     return f"{number}: steps {place.first + 1:,} to {place.stop:,}"
 
 
-def check_fork_stages(recipe: Recipe, checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError if a fork with stages cannot go on from a checkpoint of its parent."""
-    if recipe.stages:
-        saved, fingerprint = read_saved_run(checkpoint)
-        _, saved_by = find_stage(recipe, checkpoint)
-        settled = saved_by.in_mode(saved_precision_mode(saved))
-        check_resume(saved, fingerprint, settled, fingerprint, checkpoint.step)
+def check_fork_stages(recipe: Recipe, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the metadata of a fork's checkpoint that its stages change: rates may, what was read may not.
+
+    Raises:
+        CheckpointError: a fork with these stages cannot go on from the checkpoint of its parent.
+    """
+    if not recipe.stages:
+        return {}
+    saved, _ = read_saved_run(checkpoint)
+    _, saved_by = find_stage(recipe, checkpoint, is_fork=True)
+    settled = saved_by.in_mode(saved_precision_mode(saved))
+    check_fork(saved, settled)
+    # As if the stage had had these rates all along: the run that goes on compares itself with them.
+    content = settled.model_dump(mode="json")
+    rates = {name: content[name] for name in ("optimizer", "schedule", "training")}
+    return {"recipe": {**saved, **rates}, "stage": stage_record(settled)}
 
 
 def _record_without_stages(first: Recipe, newest: Checkpoint) -> dict[str, Any]:
@@ -80,8 +92,10 @@ def check_later_stages(recipe: Recipe, prepared: PreparedData) -> None:
         its = stage.place
         assert its is not None, "the recipe of a stage"
         shares = readings(stage)
-        if stage.prepared_dir == recipe.prepared_dir:
-            data = TrainingData(prepared, stage.data, stage.training.seed, shares, its.batches.first_of(its.first))
+        is_here = stage.prepared_dir == recipe.prepared_dir
+        if is_here or (stage.prepared_dir / MANIFEST_FILE).is_file():
+            its_text = prepared if is_here else open_prepared(stage.prepared_dir)
+            data = TrainingData(its_text, stage.data, stage.training.seed, shares, its.batches.first_of(its.first))
             data.refuse_too_short(its.batches.first_of(its.stop) - its.batches.first_of(its.first))
 
 
@@ -91,15 +105,15 @@ def _stage_of(stages: list[Recipe], batch: int) -> Recipe:
 
 
 def _same_rates(saved: dict[str, Any], stage: Recipe, steps: int) -> bool:
-    """Return True if a schedule that ended elsewhere gave the steps done the rates that they would get now."""
+    """Return True if the schedule as it was saved gave the steps done the rates that they would get now."""
     assert stage.place is not None, "the recipe of a stage"
-    spans = {name: saved[name] for name in ("schedule_first", "schedule_stop")}
-    before = stage.placed(replace(stage.place, **spans))
+    names = ("schedule_first", "schedule_stop", "start", "from_current")
+    before = stage.placed(replace(stage.place, **{name: saved[name] for name in names if name in saved}))
     done = range(stage.place.schedule_first + 1, steps + 1)
     return before.place == stage.place or all(rate_at(before, step) == rate_at(stage, step) for step in done)
 
 
-def _check_same(saved: dict[str, Any], stage: Recipe, newest: Checkpoint, steps: int) -> None:
+def _check_same(saved: dict[str, Any], stage: Recipe, newest: Checkpoint, steps: int | None) -> None:
     now = stage_record(stage)
     if saved["reads"] is None and any(each["earlier"] or each["own"] for each in now["reads"]):
         reason = "a later stage would get text of which this run has read a part. Say restart: true in it"
@@ -114,10 +128,8 @@ def _check_same(saved: dict[str, Any], stage: Recipe, newest: Checkpoint, steps:
             f"what stage {now['name']} reads would change: a stage with other rows shares out its sources in another "
             "way now. Set the stages again as they were"
         )
-    elif not _same_rates(saved, stage, steps):
-        reason = "steps that are done would have had other learning rates. Keep the lengths of the stages"
+    elif steps is not None and not _same_rates(saved, stage, steps):
+        reason = "steps done would have had other learning rates. Keep lengths and rates of the stages, or fork the run"
     else:
         return
-    raise CheckpointError(
-        f"{newest.path}: the run cannot go on with these stages: {reason}, or begin another run with hlat fork."
-    )
+    raise CheckpointError(f"{newest.path}: the run cannot go on with these stages: {reason}.")

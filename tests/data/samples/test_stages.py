@@ -115,6 +115,19 @@ def test_stages_with_the_same_rows_go_on_in_the_order_of_one_run(corpus):
     assert [row.tolist() for part in parts for row in part] == [row.tolist() for row in whole]
 
 
+def test_a_source_at_another_place_of_the_list_goes_on(corpus):
+    folder, prepared = corpus
+    turned = [{"path": str(folder / name) + "/", "name": name, "weight": 1} for name in ("b", "a")]
+    stages = [{"steps": 20}, {"steps": 20, "data": {"sources": turned}}]
+    first, second = staged(folder, stages, (1, 1), prepared_dir=str(folder / "prepared")).each_stage()
+    other = prepare(second.data, folder / "turned", workers=1)
+    read = Counter[int]()
+    for stage, data, sample in ((first, prepared, 0), (second, other, 80)):
+        batch = TrainingData(data, stage.data, 3, readings(stage), sample).batch(sample, 80)
+        read.update(batch.inputs_BS.flatten().tolist())
+    assert len(read) == 160 * 8, "no letter twice"
+
+
 def test_a_stage_that_restarts_reads_from_the_beginning(corpus):
     folder, prepared = corpus
     first, again, named = rows_of(
@@ -133,10 +146,28 @@ def test_a_stage_that_restarts_reads_from_the_beginning(corpus):
     [
         ([{"steps": 400}, {"steps": 1, "data": {"sequence_length": 16}}], (1, 1), "none are left for it"),
         ([{"steps": 2}, {"steps": 2, "weights": {"a": 1, "b": 1}}], None, "which part is not known"),
+        ([{"steps": 2}, {"steps": 2, "data": {"sources": "limited"}}], (1, 1), "another max_tokens"),
     ],
-    ids=["used up", "mixed"],
+    ids=["used up", "mixed", "limited"],
 )
 def test_what_cannot_be_read_once_is_refused(corpus, stages, weights, said):
     folder, prepared = corpus
+    limited = [{"path": str(folder / name), "name": name, "weight": 1, "max_tokens": 900} for name in DOCUMENTS]
+    stages = [{**stage, "data": {"sources": limited}} if "sources" in stage.get("data", ()) else stage
+              for stage in stages]  # fmt: skip
     with pytest.raises(DataError, match=said):
         rows_of(staged(folder, stages, weights), prepared)
+
+
+def test_sources_that_repeat_are_one_order_over_stages_and_without_any(corpus):
+    folder, prepared = corpus
+    repeated = [{"path": str(folder / name), "name": name, "repeat": 2} for name in DOCUMENTS]
+    stages = [{"steps": 7}, {"steps": 8}]
+    parts = rows_of(staged(folder, stages, None, sources=repeated), prepared)
+    (whole,) = rows_of(staged(folder, [{"steps": 15}], None, sources=repeated), prepared)
+    assert [row.tolist() for part in parts for row in part] == [row.tolist() for row in whole]
+    longer = staged(folder, [*stages, {"steps": 1, "data": {"sequence_length": 16}}], None, sources=repeated)
+    with pytest.raises(DataError, match="cannot be shared out"):
+        rows_of(longer, prepared)
+    (alone,) = [each.model_copy(update={"stages": ()}).placed(None) for each in longer.each_stage()[:1]]
+    assert TrainingData(prepared, alone.data, 3, readings(alone)).batch(0, 4).inputs_BS.shape == (4, 8)

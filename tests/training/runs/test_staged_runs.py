@@ -6,11 +6,16 @@ base of RoPE and another layout.
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
-from hlat.config import parse_recipe
+from hlat.config import Recipe, parse_recipe
+from hlat.optim import placed, rate_at
+from hlat.runtime.errors import CheckpointError
+from hlat.training.stages import find_stage, stage_record
 from tests.support.same_runs import assert_same_run, assert_same_state, events_of, metrics_of
 
 LENGTH, LONG = 32, 128
@@ -134,6 +139,30 @@ def test_a_run_that_has_left_a_stage_keeps_its_length(runs, straight):
     with pytest.raises(AssertionError):
         runs.train("straight", more)
     assert "Stages that a run has left keep their lengths" in runs.said
+
+
+def test_an_edit_of_an_earlier_stage_may_not_change_rates_of_steps_done():
+    """Its lr gives the rate from which the next one starts; a stage that names the lr it has no longer starts there."""
+    sections = {
+        "model": {"preset": "tiny-1m"},
+        "data": {"path": "x"},
+        "schedule": {"min_ratio": 0.5, "warmup_steps": 0},
+    }
+
+    def run(first: dict[str, object], second: dict[str, object]) -> Recipe:
+        decay = {"kind": "linear", "min_ratio": 0.5}
+        stages = [{"name": "a", "steps": 5, **first}, {"name": "b", "steps": 5, "schedule": decay, **second}]
+        return parse_recipe({**sections, "optimizer": {"lr": 1e-3}, "stages": stages})
+
+    begun = run({}, {})
+    newest: Any = SimpleNamespace(step=8, path="step-8", meta={"stage": stage_record(placed(begun.each_stage()[1]))})
+    find_stage(begun, newest)
+    now = rate_at(placed(begun.each_stage()[1]), 8)
+    for edited, times in ((run({"optimizer": {"lr": 3e-3}}, {}), 3), (run({}, {"optimizer": {"lr": 1e-3}}), 2)):
+        assert rate_at(placed(edited.each_stage()[1]), 8) == pytest.approx(times * now)
+        find_stage(edited, newest, is_fork=True)
+        with pytest.raises(CheckpointError, match="other learning rates"):
+            find_stage(edited, newest)
 
 
 def test_too_little_text_for_the_last_stage_is_said_before_the_first_step(runs):

@@ -8,6 +8,7 @@ behind that of the stages before: a stream's documents are shared out between su
 it reads, and the last group all that are left.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from hlat.config import Recipe
 from hlat.data.samples.order import build_mixture, is_weighted
 from hlat.runtime.errors import DataError
+from hlat.runtime.urls import is_url
 
 
 @dataclass(frozen=True)
@@ -33,15 +35,26 @@ class _StageUse:
     name: str
     streams: tuple[str, ...]
     counts: tuple[int, ...]  # samples that it reads of each
-    rows: tuple[Any, ...]  # what divides the streams into rows
+    rows: tuple[Any, ...]  # what divides each stream into rows, and orders them
+    limits: tuple[Any, ...]  # tokens of each that are used at all
     length: int
     restarts: tuple[bool, ...]
 
-    def use(self, stream: str) -> tuple[int, bool] | None:
+    def use(self, stream: str) -> "_Use | None":
         if stream not in self.streams:
             return None
         index = self.streams.index(stream)
-        return self.counts[index], self.restarts[index]
+        return _Use(self.counts[index], self.rows[index], self.limits[index], self.restarts[index])
+
+
+@dataclass(frozen=True)
+class _Use:
+    """What a stage reads of a stream; fields as in ``_StageUse``."""
+
+    count: int
+    rows: Any
+    limit: Any
+    restarts: bool
 
 
 def readings(recipe: Recipe) -> list[Reading]:
@@ -62,49 +75,62 @@ def _part(recipe: Recipe) -> _StageUse:
     place, data = recipe.place, recipe.data
     assert place is not None, "the recipe of a stage"
     samples = place.batches.first_of(place.stop) - place.batches.first_of(place.first)
-    texts = [source.path for source in data.sources] or [str(data.path)]
+    texts = [_spelled(source.path) for source in data.sources] or [_spelled(str(data.path))]
     labels = [source.label for source in data.sources] or [""]
     restart = place.stage.restart
     again = [restart if isinstance(restart, bool) else label in restart for label in labels]
-    limits = [(source.max_tokens, source.repeat) for source in data.sources]
+    limits = tuple(source.max_tokens for source in data.sources) or (None,)
     mixture = build_mixture(data)
+    rows: tuple[Any, ...] = (data.sequence_length, data.packing, data.shuffle)
     if mixture is None:
-        rows: tuple[Any, ...] = (data.sequence_length, data.packing, data.shuffle, tuple(limits))
-        return _StageUse(place.stage.name, ("\n".join(texts),), (samples,), rows, data.sequence_length, (all(again),))
+        rows = (*rows, *(source.repeat for source in data.sources if len(texts) > 1))
+        streams, ends = ("\n".join(texts),), limits if len(texts) == 1 else (limits,)
+        return _StageUse(place.stage.name, streams, (samples,), (rows,), ends, data.sequence_length, (all(again),))
     counts = tuple(mixture.counts(samples).tolist())
-    rows = (data.sequence_length, data.packing, data.shuffle)
-    return _StageUse(place.stage.name, tuple(texts), counts, rows, data.sequence_length, tuple(again))
+    # A weighted source has an order of its own, by its place in the list.
+    orders = tuple((*rows, number) for number in range(len(texts)))
+    return _StageUse(place.stage.name, tuple(texts), counts, orders, limits, data.sequence_length, tuple(again))
+
+
+def _spelled(path: str) -> str:
+    # One text has one name, however its path is written.
+    return path if is_url(path) else os.path.normpath(path)
 
 
 def _reading(parts: Sequence[_StageUse], index: int, stream: str) -> Reading:
     earlier, samples = list[int](), 0
-    before: _StageUse | None = None
+    before: tuple[_StageUse, _Use] | None = None
     for part in parts[: index + 1]:
         if (use := part.use(stream)) is None:
             continue
-        count, restarts = use
-        if restarts or before is None:
+        if use.restarts or before is None:
             earlier, samples = [], 0
-        elif part.rows != before.rows:
-            earlier, samples = [*earlier, _needed(samples, before.length)], 0
-        before = part
-        samples += count if part is not parts[index] else 0
+        elif use.limit != before[1].limit:
+            raise DataError(
+                f"stage {part.name} has another max_tokens of {stream} than stage {before[0].name}: which of its text "
+                f"is left is not known. Keep max_tokens, or say restart: true in stage {part.name}."
+            )
+        elif use.rows != before[1].rows:
+            earlier, samples = [*earlier, _needed(samples, before[0].length)], 0
+        before = part, use
+        samples += use.count if part is not parts[index] else 0
     _refuse_mixed(parts, index, stream)
     return Reading(samples, tuple(earlier), _own(parts, index, stream, samples))
 
 
 def _own(parts: Sequence[_StageUse], index: int, stream: str, samples: int) -> int | None:
     """Return the tokens of a stage and those like it around it, if a stage with other rows follows them."""
-    here = parts[index]
-    total = samples + here.counts[here.streams.index(stream)]
+    here = parts[index].use(stream)
+    assert here is not None, "a stream of this stage"
+    total = samples + here.count
     for part in parts[index + 1 :]:
         if (use := part.use(stream)) is None:
             continue
-        if use[1]:
+        if use.restarts:
             return None
-        if part.rows != here.rows:
-            return _needed(total, here.length)
-        total += use[0]
+        if use.rows != here.rows:
+            return _needed(total, parts[index].length)
+        total += use.count
     return None
 
 
@@ -128,5 +154,5 @@ def _refuse_mixed(parts: Sequence[_StageUse], index: int, stream: str) -> None:
                     "text: which part is not known. Give the sources weights in both stages, or restart: true in "
                     f"stage {here.name} to read them anew."
                 )
-        if (use := part.use(stream)) is not None and use[1]:
+        if (use := part.use(stream)) is not None and use.restarts:
             return  # it began anew

@@ -149,6 +149,14 @@ class TrainingData:
 
     def _share_out(self) -> None:
         """Leave earlier and later stages the documents that they read."""
+        if len(self.reads) < len(self._ranges):  # one order of sources that are repeated or limited
+            if self.reads[0] != Reading(self.reads[0].first):
+                raise DataError(
+                    f"{self._prepared.dir}: sources with repeat or max_tokens and without weights cannot be shared out "
+                    "between stages with other rows (sequence length, packing). Give the sources weights, or say "
+                    "restart: true in the later stage."
+                )
+            return
         for number, (whole, read) in enumerate(zip(self._ranges, self.reads, strict=True)):
             part = part_of(self._prepared, whole, read.earlier, read.own, self._config.packing)
             used = sum(read.earlier) + (read.own or 0)

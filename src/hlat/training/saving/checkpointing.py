@@ -48,7 +48,7 @@ from hlat.runtime.randomness import seed_generators
 from hlat.runtime.storage.run_folder import EarlierAttempt
 from hlat.tracking import OtherRankTracker, Tracker
 from hlat.training.batches import BatchPrefetcher
-from hlat.training.components import StepEnd, StepResult, TrainingComponent, load_state
+from hlat.training.components import StepEnd, StepResult, TrainingComponent, enters_stage, load_state
 from hlat.training.faulty_disk import checkpoint_disk
 from hlat.training.interruptions import SnapshotClock, report_tier_notes
 from hlat.training.run_state import RunState, SavedCheckpoint, check_nothing_lost, report_damaged
@@ -363,6 +363,8 @@ def roll_back(state: RunState, prefetcher: BatchPrefetcher, tracker: Tracker | O
         )
     state.training_data.restore(checkpoint)
     state.anomalies.roll_back(checkpoint.meta.get("anomalies") if checkpoint is not None else None)
+    if checkpoint is not None and enters_stage(checkpoint, state.recipe):
+        state.anomalies.begin_stage()  # as a run does that is started here
     state.step = checkpoint.step if checkpoint is not None else 0
     state.saved = SavedCheckpoint(checkpoint.step, checkpoint.path) if checkpoint is not None else None
     prefetcher.restart(state.training_data.reader(state.model, state.samples))
