@@ -46,13 +46,13 @@ def test_a_resumed_run_appends_its_attempt_with_the_changed_fields(cli, recipe_f
     assert cli("train", recipe_file, *tiny, "training.stop_after=5").returncode == 0
     events = tmp_path / "run" / "events.jsonl"
     events.write_bytes(b"\0\0\0\n" + events.read_bytes())  # a damaged line ends no resuming
-    assert cli("train", recipe_file, *tiny, "optimizer.lr=1.0e-3", "training.stop_after=5").returncode == 0
-    refused = cli("train", recipe_file, *tiny, "optimizer.lr=2.0e-3", "model.layers=3")
+    assert cli("train", recipe_file, *tiny, "evaluation.sequences=3", "training.stop_after=5").returncode == 0
+    refused = cli("train", recipe_file, *tiny, "evaluation.sequences=4", "model.layers=3")
     assert refused.returncode == 2 and "model.layers: saved with" in refused.stderr, "no attempt: nothing is recorded"
     first, second = attempts(tmp_path / "run")
-    assert first["changes"] == [] and [change["path"] for change in second["changes"]] == ["optimizer.lr"]
-    assert "changed: optimizer.lr: 0.003 -> 0.001" in cli("show", tmp_path / "run").stdout
-    assert load_recipe(tmp_path / "run" / "recipe.yaml").optimizer.lr == 1e-3
+    assert first["changes"] == [] and [change["path"] for change in second["changes"]] == ["evaluation.sequences"]
+    assert "changed: evaluation.sequences: 8 -> 3" in cli("show", tmp_path / "run").stdout
+    assert load_recipe(tmp_path / "run" / "recipe.yaml").evaluation.sequences == 3
 
 
 def test_no_secret_of_a_url_or_of_the_environment_is_recorded(cli, recipe_file, tiny, tmp_path):
