@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hlat.config.sections.model import ModelConfig
 from hlat.model import Decoder, DecoderBlock, ModelShard, collect_local_parameters, initialise
 from hlat.model.parameter_layout import canonical_shapes, to_canonical
-from tests.support.model.families import FAMILIES, config_of, our_model
+from tests.support.model.families import FAMILIES, config_of, mask_of, our_model
 
 # kv heads sharded, complete, and replicated 2 and 4 times; gate_up groups that cannot be divided evenly
 MODELS = st.builds(
@@ -84,16 +84,16 @@ def test_outputs_of_tensor_parallel_shards_add_up_to_the_complete_block(family: 
     initialise(collect_local_parameters(full), config, seed=5)
     x = torch.randn(2, 8, config.hidden_size, dtype=torch.float64)
     tables = full.ropes[config.rope].tables(((0, 8),), x.device)
-    attention, feed_forward = torch.zeros_like(x), torch.zeros_like(x)
+    attention, feed_forward, mask = torch.zeros_like(x), torch.zeros_like(x), mask_of(config, x)
     for index in range(tensor_count):
         shard = Decoder(config, ModelShard(index, tensor_count)).double()
         initialise(collect_local_parameters(shard), config, seed=5)
         share_sums(full.layers["1"], shard.layers["1"], x)
-        attention += shard.layers["1"].attention(x, tables)
+        attention += shard.layers["1"].attention(x, tables, document_mask=mask)
         feed_forward += shard.layers["1"].feed_forward(x)
     block = full.layers["1"]
     # sums of at most a few hundred terms of order 1 in float64
-    torch.testing.assert_close(attention, block.attention(x, tables), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(attention, block.attention(x, tables, document_mask=mask), rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(feed_forward, block.feed_forward(x), rtol=1e-12, atol=1e-13)
 
 

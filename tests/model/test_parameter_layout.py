@@ -18,7 +18,7 @@ from hlat.model.parameter_layout import (
 )
 from hlat.model.spec import Axis, Component, TensorSpec, gate_up_groups
 from hlat.runtime.errors import CheckpointError
-from tests.support.model.families import FAMILIES, config_of, our_model, tokens_of
+from tests.support.model.families import FAMILIES, config_of, mask_of, our_model, tokens_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 ANY = TensorSpec("any", Axis.QUERIES, Axis.WIDTH, Component.ATTENTION)
@@ -106,7 +106,8 @@ def test_a_shard_of_complete_groups_is_a_smaller_model(family: str, ranks: int) 
         ranks = 1
     x = torch.randn(2, 8, config.hidden_size, dtype=torch.float64)
     tables = model.ropes[config.rope].tables(((0, 8),), x.device)
-    expected = block.attention(x, tables), block.feed_forward(x)
+    mask = mask_of(config, x)
+    expected = block.attention(x, tables, document_mask=mask), block.feed_forward(x)
     weights = {name: p.detach() for name, p in block.named_parameters()}
     outputs = []
     for rank in range(ranks):
@@ -119,7 +120,7 @@ def test_a_shard_of_complete_groups_is_a_smaller_model(family: str, ranks: int) 
             block.get_submodule(name.rpartition(".")[0]).weight = torch.nn.Parameter(
                 weights[name].chunk(ranks, dim=1)[rank]
             )
-        outputs.append((block.attention(x, tables), block.feed_forward(x)))
+        outputs.append((block.attention(x, tables, document_mask=mask), block.feed_forward(x)))
     for full, shards in zip(expected, zip(*outputs, strict=True), strict=True):
         torch.testing.assert_close(sum(shards), full, rtol=1e-12, atol=1e-12)
 

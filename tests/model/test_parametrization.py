@@ -9,7 +9,7 @@ from hlat.model import build, collect_local_parameters, model_spec, scale_lines
 from hlat.model.parameter_layout import parameter_layouts
 from hlat.model.parametrization import scale_of
 from hlat.optim import build_optimizer
-from tests.support.model.families import FAMILIES, config_of, our_model
+from tests.support.model.families import FAMILIES, config_of, mask_of, our_model
 
 
 @pytest.mark.parametrize("decay_norms", [False, True])
@@ -102,17 +102,21 @@ def test_what_is_described_as_added_to_the_residual_stream_scales_it(family: str
     config = config_of(family)
     model = our_model(config, torch.float64)
     block, x = next(model.blocks()), torch.randn(2, 12, config.hidden_size, dtype=torch.float64)
-    tables = model.rope.tables(((0, 12),), x.device)
+    tables = model.ropes[config.rope].tables(((0, 12),), x.device)
+    mask = mask_of(config, x)
     added = {each.name for each in model_spec(config).block if any(tensor.is_added for tensor in each.tensors)}
     assert len(added) == 2
 
     def halves() -> tuple[torch.Tensor, torch.Tensor]:
-        attention = block.after_attention(x, block.attention(block.before_attention(x), tables)) - x
+        attention = block.after_attention(x, block.attention(block.before_attention(x), tables, document_mask=mask)) - x
         return attention, block.after_feed_forward(x, block.feed_forward(block.before_feed_forward(x))) - x
 
     with torch.no_grad():
         before = halves()
         for name in added:
-            block.get_parameter(name).mul_(0.25)
+            parameter = block.get_parameter(name)
+            # A norm of weight w multiplies by w, in Gemma by w + 1.
+            offset = 1.0 if "gemma" in family else 0.0
+            parameter.copy_((parameter + offset) * 0.25 - offset)
         for found, whole in zip(halves(), before, strict=True):
             torch.testing.assert_close(found, whole * 0.25, rtol=1e-12, atol=1e-14)

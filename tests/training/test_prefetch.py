@@ -73,7 +73,8 @@ def test_each_step_gets_its_rows_and_the_next_batch_is_prefetched() -> None:
 def test_during_a_ramp_batches_have_the_size_of_their_stage() -> None:
     numbers, batches = Numbers(), BatchSchedule(8, ((2, 2), (1, 4)))
     model = SimpleNamespace(rows=lambda size: range(size // 2, size))  # the second of two data-parallel ranks
-    reader = PreparedBatchSource(SimpleNamespace(batch=numbers.batch, epochs=lambda total: {}, waste=[]), batches, 16)
+    data = SimpleNamespace(batch=numbers.batch, epochs=lambda total: {}, waste=[], is_part=False)
+    reader = PreparedBatchSource(data, batches, 16)
     with BatchPrefetcher(reader.reader(model, 0), batches, pinned=False, say=print) as feed:
         seen = [feed.next_batch(first).batch.inputs_BS.flatten().tolist() for first in (0, 2, 4, 8)]
     assert seen == [[1], [3], [6, 7], [12, 13, 14, 15]]

@@ -79,7 +79,8 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
         ):
             # The complete batch counts as memory on the device, like its micro-batches.
             whole = [tokens.view_as(tokens) for tokens in (batch.inputs_BS, batch.labels_BS)]
-            result = update(model, optimizer, recipe, 1, accumulate_gradients(model, batch))
+            step = 1 if recipe.place is None else recipe.place.first + 1
+            result = update(model, optimizer, recipe, step, accumulate_gradients(model, batch))
             components.after_step(StepEnd(1, result, is_last=False))
         enter_phase("between")
         del whole, batch, result

@@ -9,6 +9,7 @@ from torch import nn
 
 from hlat.config.sections.model import ModelConfig
 from hlat.model import Decoder, build
+from hlat.model.document_attention import DocumentMask
 from hlat.model.hf.config import config_json
 from hlat.model.parameter_layout import from_canonical, to_canonical
 
@@ -182,3 +183,11 @@ def float64_norms(theirs: nn.Module) -> Iterator[None]:
 def tokens_of(config: ModelConfig, batch: int = 2, length: int = 48) -> torch.Tensor:
     """Random tokens, the same at every call."""
     return torch.randint(0, config.vocab_size, (batch, length), generator=torch.Generator().manual_seed(3))
+
+
+def mask_of(config: ModelConfig, x_BSD: torch.Tensor) -> DocumentMask | None:
+    """Return the mask that the decoder gives blocks whose scores are capped; None for all others."""
+    if config.attn_logit_softcapping is None:
+        return None
+    batch, length = x_BSD.shape[:2]
+    return DocumentMask.from_positions(torch.arange(length).expand(batch, -1), ((0, length),))

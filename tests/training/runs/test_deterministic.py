@@ -24,7 +24,7 @@ def recipe(tiny_recipe: str, corpus: Path, prepared: Path, tmp_path: Path):
         if deterministic is not None:
             content["run"]["deterministic"] = deterministic
         content["data"] |= {"path": str(corpus), "prepared_dir": str(prepared)}
-        content["schedule"]["warmup_steps"] = 1
+        content["schedule"] |= {"kind": "constant", "warmup_steps": 1}
         content["training"]["steps"] = 2
         for section, values in sections.items():
             content[section] = content.get(section, {}) | values

@@ -49,7 +49,7 @@ class _StageUse:
 
 @dataclass(frozen=True)
 class _Use:
-    """What a stage reads of a stream; fields as in ``_StageUse``."""
+    """Part of one stream that a stage reads; fields as in ``_StageUse``."""
 
     count: int
     rows: Any
