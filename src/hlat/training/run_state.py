@@ -270,14 +270,14 @@ def build_run_state(
     seed = recipe.training.seed
     damaged: list[DamagedCheckpoint] = []
     # A run that is refused for its text leaves no checkpoints; with stages, a checkpoint says which text.
-    data = None if recipe.stages else open_data(recipe, runtime, data_progress)
+    opened = None if recipe.stages else open_data(recipe, runtime, data_progress)
     enter_stage("looking for a checkpoint")
     store, tiers = _open_storage(recipe, runtime, folder, damaged)
     newest = tiers.newest(require_step)
     check_nothing_lost(runtime.ranks, folder.path, newest.step if newest is not None else None, earlier, damaged)
     recipe, saved_by = find_stage(recipe, newest)
     begins_stage = newest is not None and saved_by is not recipe
-    prepared, training_data, sets, evaluation = data or open_data(recipe, runtime, data_progress)
+    prepared, training_data, sets, evaluation = opened or open_data(recipe, runtime, data_progress)
     anomalies = AnomalyPolicy(recipe.anomalies, recipe.batches, recipe.data.sequence_length)
     asked_for = recipe.precision.mode
     recipe, precision_note, arithmetic = _settle_arithmetic(recipe, runtime, newest)
