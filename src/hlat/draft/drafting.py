@@ -23,9 +23,9 @@ from hlat.config import PRESETS, ModelConfig, load_recipe, load_yaml, model_sect
 from hlat.data import Tokenizer, load_tokenizer
 from hlat.draft.facts import Machine, Texts, look_at_corpus, look_at_machine, reached
 from hlat.draft.sources import left_out_line
+from hlat.forecast import CHINCHILLA
 from hlat.model import count_parameters, flops_per_token
 from hlat.planner import (
-    CHINCHILLA,
     LEAST_STEPS,
     compute_batch,
     held_tokens,

@@ -46,7 +46,7 @@ __getattr__ = lazily(
         "problem.question": "PlanQuestion check_options price_kind",
         "problem.request": "PlanRequest resolve_request",
         "problem.workload": "RECOMPUTE_POLICIES",
-        "purchase": "CHINCHILLA ModelSize Purchase choose_cluster choose_model_size",
+        "purchase": "ModelSize Purchase choose_cluster choose_model_size",
         "purchase_table": "model_size_json model_size_lines purchase_json purchase_lines",
         "report.comparison": "ClusterComparison compare_clusters comparison_lines",
         "report.explanation": "plan_words",

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from math import ceil, floor, log, log10
 
+from hlat.forecast import CHINCHILLA, FLOPS_PER_PARAMETER
 from hlat.hardware import Catalog, Chip, Cluster, Instance, PriceKind, close_names, no_price
 from hlat.model import count_parameters
 from hlat.planner.offers import Goal, Kind, Offer, compute, explore, parse_goal, without_refusals
@@ -267,48 +268,6 @@ def _for_all_the_time(goal: Goal, kind: Kind) -> Sequence[Offer]:
         return offers
     far = [2 * power << more for more in range(1, _DOUBLINGS)] + [power >> less for less in range(1, _DOUBLINGS)]
     return list(islice((offer for offer in map(kind.at, filter(None, far)) if offer is not None), 1))
-
-
-FLOPS_PER_PARAMETER = 6.0
-"""FLOPs of training per parameter and token (attention left out), as the law counts them; of generating, a third."""
-
-_LARGEST_SIZE = 1e14  # parameters; where the search for a size ends
-
-
-@dataclass(frozen=True)
-class ScalingLaw:
-    """Constants of L(N, D) = E + A / N^alpha + B / D^beta, in nats per token."""
-
-    irreducible: float
-    a: float
-    b: float
-    alpha: float
-    beta: float
-
-    def loss(self, parameters: float, tokens: float) -> float:
-        loss: float = self.irreducible + self.a / parameters**self.alpha + self.b / tokens**self.beta
-        return loss
-
-    def optimal_size(self, flops: float, generated: float = 0.0) -> tuple[float, float]:
-        """Return the parameters and training tokens that are best for some FLOPs of training, 6 N D.
-
-        Without tokens to be generated, they have the least loss. With them (prompts included), no other size of that
-        loss takes fewer FLOPs for training and generating together.
-        """
-        # The optimum is where alpha A / N^alpha = (1 + I / (3 D)) beta B / D^beta, with I generated tokens. The left
-        # side falls with N and the right side grows, so halving finds it.
-        low, high = 1.0, _LARGEST_SIZE
-        while high / low > 1 + 1e-12:
-            size = (low * high) ** 0.5
-            tokens = flops / FLOPS_PER_PARAMETER / size
-            by_size = self.alpha * self.a / size**self.alpha
-            by_tokens = (1 + generated / (3 * tokens)) * self.beta * self.b / tokens**self.beta
-            low, high = (size, high) if by_size > by_tokens else (low, size)
-        return low, flops / FLOPS_PER_PARAMETER / low
-
-
-CHINCHILLA = ScalingLaw(1.8172, 482.01, 2085.43, 0.3478, 0.3658)
-"""Besiroglu et al. 2024, table 1 (standard errors: A 125, B 1,293, alpha and beta 0.02)."""
 
 
 _FIRST_FLOPS = 1e21  # of the model that is asked for first; every later one gets a cluster of its own

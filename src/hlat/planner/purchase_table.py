@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from hlat.forecast import CHINCHILLA
 from hlat.planner.expected import interval_text, median_days, median_energy, median_usd
 from hlat.planner.offers import Offer
 from hlat.planner.plan import layout_json, make_plan
 from hlat.planner.problem.devices import comparison_note, why_not_runnable
 from hlat.planner.problem.layouts import layout_text
-from hlat.planner.purchase import CHINCHILLA, ModelSize, Purchase, SizedRun, missed_by_reason, optimal_tokens
+from hlat.planner.purchase import ModelSize, Purchase, SizedRun, missed_by_reason, optimal_tokens
 from hlat.planner.report.explanation import (
     cost_parts,
     cost_sentence,

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 import hlat
+from hlat.forecast import CHINCHILLA
 from hlat.model.counts import count_parameters
 from hlat.planner import offers
 from hlat.planner import purchase as model_size
 from hlat.planner.problem.request import PlanRequest, nearest_shape
-from hlat.planner.purchase import CHINCHILLA, ModelSize
+from hlat.planner.purchase import ModelSize
 from hlat.planner.search import LayoutPrediction
 
 RUN = {"sequence": 4096, "global_batch": 512, "precision": "mixed"}

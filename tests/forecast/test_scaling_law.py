@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from hlat.forecast import CHINCHILLA, ScalingLaw
 from hlat.model.counts import count_parameters
 from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.problem.request import _llama_class_shapes, llama_class, nearest_shape, resolve_request
-from hlat.planner.purchase import CHINCHILLA, ScalingLaw
 from tests.support.planner.requests import request_for
 
 SARDANA = ScalingLaw(1.69, 406.4, 410.7, 0.336, 0.283)

@@ -1,0 +1,24 @@
+"""Forecast: the loss of a run before it starts, from the law that small runs of the same recipe give.
+
+law.py      the law, and the best size for some compute
+fitting.py  its constants from runs, and the range around them
+ladder.py   the record of a ladder, and the forecast of a run
+"""
+
+from typing import TYPE_CHECKING
+
+from hlat.runtime.lazy import lazily
+
+if TYPE_CHECKING:
+    from hlat.forecast.fitting import *
+    from hlat.forecast.ladder import *
+    from hlat.forecast.law import *
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "fitting": "LEAST_RUNS LawFit LossRange Observation fit_law fit_range",
+        "ladder": ("LADDER_FILE Forecast Ladder LadderRun SizeKind conditions_of read_ladder sizes_of write_ladder"),
+        "law": "CHINCHILLA FLOPS_PER_PARAMETER ScalingLaw",
+    },
+)
