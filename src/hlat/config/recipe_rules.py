@@ -288,7 +288,7 @@ def _fixed_norms(v: Values, section: AdamWFields) -> Iterator[Problem]:
     # Depth is in what a block adds, width in what the head reads, the width of heads in norms of queries and keys.
     if depth != 1 or (width != 1 and v("model.tie_embeddings")) or (head != 1 and v("model.qk_norm")):
         reason = f"norms of {v('model.architecture')} multiply by 1 + weight, and would have to be multiplied."
-        yield _wrong(v, "optimizer.transfer", reason, "Use none, or another architecture.")
+        yield Problem("optimizer.transfer", reason, "Use none, or another architecture.", section.transfer, True)
 
 
 def _context(v: Values) -> Iterator[Problem]:

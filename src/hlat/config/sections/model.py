@@ -21,8 +21,18 @@ from hlat.config.sections.base import MOST_TOKENS, Length, OwnPart, Section, as_
 from hlat.config.sections.rope import SCALINGS, Scaling
 
 ArchitectureName = Literal[
-    *("gemma2", "gemma3_text", "gpt_oss", "llama", "ministral", "mistral"),
-    *("olmo2", "olmo3", "phi3", "qwen2", "qwen3", "smollm3"),
+    "gemma2",
+    "gemma3_text",
+    "gpt_oss",
+    "llama",
+    "ministral",
+    "mistral",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "smollm3",
 ]
 
 OPTIONS: Mapping[str, Any] = {
@@ -231,7 +241,7 @@ ARCHITECTURES: dict[str, ArchitectureEntry] = {
             "resid_pdrop": 0.0,
             "embd_pdrop": 0.0,
         },
-        refused={name: "models are trained without dropout." for name in ("resid_pdrop", "embd_pdrop")},
+        refused=dict.fromkeys(("resid_pdrop", "embd_pdrop"), "models are trained without dropout."),
         scalings=(),  # it takes YaRN for LongRoPE
     ),
     "qwen2": ArchitectureEntry(

@@ -30,9 +30,8 @@ class Packed:
 
 
 Named = tuple[str, torch.Tensor]
-Source = tuple[
-    str, Callable[[torch.Tensor], torch.Tensor] | None
-]  # name in files; takes the tensor out, if it is a part
+# Name in files, and what takes the canonical tensor out of that one; None if they are the same
+Source = tuple[str, Callable[[torch.Tensor], torch.Tensor] | None]
 
 
 def _joined(*rows: torch.Tensor) -> torch.Tensor:
