@@ -27,7 +27,7 @@ _Tensors = tuple[torch.Tensor, ...]
 
 
 class AlteredSoftmax(NamedTuple):
-    """What attention computes other than softmax of scores; None for what it leaves as it is."""
+    """Changes that attention makes to softmax of scores; None for one that it does not make."""
 
     sinks_H: torch.Tensor | None = None  # of query heads, any floating dtype
     cap: float | None = None  # scores are capped to -cap .. cap
