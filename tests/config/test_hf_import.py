@@ -136,6 +136,20 @@ FAMILY_FILES: tuple[dict[str, Any], ...] = (
         "head_dim": 32,
         "layer_types": ["sliding_attention", "full_attention"] * 3 + ["full_attention"],
     },
+    {"model_type": "gpt_oss", "num_local_experts": 1, "num_experts_per_tok": 1},
+    {
+        "model_type": "gpt_oss",
+        "num_local_experts": 1,
+        "num_experts_per_tok": 1,
+        "head_dim": 32,
+        "sliding_window": 12,
+        "layer_types": ["full_attention"] * 6 + ["sliding_attention"],
+        "rope_theta": 70.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    },
+    {"model_type": "phi3", "num_key_value_heads": None},
+    {"model_type": "phi3", "partial_rotary_factor": 0.75, "rope_theta": 70.0},
+    {"model_type": "phi3", "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
     {"model_type": "smollm3"},
     {"model_type": "smollm3", "no_rope_layer_interval": 3, "tie_word_embeddings": False, "rope_theta": 9.0},
     {"model_type": "smollm3", "no_rope_layers": [1, 0, 0, 1, 1, 0, 0]},
@@ -162,6 +176,9 @@ def test_layers_are_those_of_transformers(fields: dict[str, Any]) -> None:
             theirs = ropes if "rope_theta" in ropes else ropes[library.layer_types[index]]
             assert kind.rope.theta == theirs["rope_theta"]
             assert getattr(kind.rope.scaling, "factor", None) == theirs.get("factor")
+            assert getattr(kind.rope.scaling, "truncate", True) == theirs.get("truncate", True)
+            assert kind.rope.partial_rotary_factor == theirs.get("partial_rotary_factor", 1.0)
+    assert (read.n_kv_heads, read.n_head_dim) == (library.num_key_value_heads, getattr(library, "head_dim", None) or 16)
     assert read.tie_embeddings == library.tie_word_embeddings and read.norm_eps == library.rms_norm_eps
     if "gemma" in fields["model_type"]:
         assert (read.query_pre_attn_scalar or read.n_head_dim) == library.query_pre_attn_scalar
@@ -205,7 +222,10 @@ def test_everything_wrong_is_said_at_once() -> None:
         "tie_word_embeddings",
         "num_key_value_heads",
     }
-    assert "gemma2, gemma3_text, llama, ministral, mistral, olmo2, olmo3, qwen2, qwen3, smollm3" in found["model_type"]
+    assert (
+        "gemma3_text, gpt_oss, llama, ministral, mistral, olmo2, olmo3, phi3, qwen2, qwen3, smollm3"
+        in found["model_type"]
+    )
     assert "'longrope'" in found["rope_scaling.rope_type"] and "dynamic, yarn" in found["rope_scaling.rope_type"]
 
 
@@ -244,6 +264,20 @@ def test_everything_wrong_is_said_at_once() -> None:
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"model_type": "gemma3_text", "sliding_window_pattern": 0}, "sliding_window_pattern"),
         ({"model_type": "gemma3_text", "query_pre_attn_scalar": "x"}, "query_pre_attn_scalar"),
+        ({"model_type": "gpt_oss"}, "num_local_experts"),
+        ({"model_type": "gpt_oss", "num_local_experts": 1}, "num_experts_per_tok"),
+        ({"model_type": "gpt_oss", "attention_bias": False}, "attention_bias"),
+        ({"model_type": "gpt_oss", "swiglu_limit": 6.0}, "swiglu_limit"),
+        ({"model_type": "gpt_oss", "swiglu_alpha": None}, "swiglu_alpha"),
+        ({"model_type": "gpt_oss", "rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"model_type": "phi3", "rope_scaling": YARN}, "rope_scaling.rope_type"),
+        ({"model_type": "phi3", "rope_scaling": {"rope_type": "longrope"}}, "rope_scaling.rope_type"),
+        ({"model_type": "phi3", "partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+        (
+            {"model_type": "phi3", "partial_rotary_factor": None, "rope_parameters": {"partial_rotary_factor": None}},
+            "partial_rotary_factor",
+        ),
+        ({"model_type": "phi3", "resid_pdrop": 0.1}, "resid_pdrop"),
         ({"head_dim": -1}, "head_dim"),
         ({"dtype": "int8"}, "dtype"),
         ({"layer_types": 5}, "layer_types"),
@@ -267,12 +301,12 @@ _FIELDS = (
     "attention_bias", "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "hidden_act", "mlp_bias",
     "layer_types", "no_rope_layers", "query_pre_attn_scalar", "sliding_window_pattern", "model_type",
     "attention_dropout", "quantization_config", "sliding_window", "use_sliding_window",
-    "dtype", "torch_dtype",
+    "dtype", "torch_dtype", "partial_rotary_factor", "num_local_experts", "swiglu_limit",
 )  # fmt: skip
 _ROPE = st.dictionaries(
     st.sampled_from([*LLAMA3, *YARN, "rope_type", "type", "mscale", "truncate", "rope_theta"]), _JSON
 )
-_FAMILIES = ("llama", "mistral", "olmo3", "smollm3", "gemma3_text", "qwen2", "qwen3")
+_FAMILIES = ("llama", "mistral", "olmo3", "smollm3", "gemma3_text", "gpt_oss", "phi3", "qwen2", "qwen3")
 _SCALINGS = ("default", "linear", "llama3", "yarn", "dynamic")
 _KINDS = st.sampled_from([*_FAMILIES, *_SCALINGS, "sliding_attention", "full_attention"])
 

@@ -71,8 +71,11 @@ def test_flops_by_the_full_convention_equal_torchs_flop_counter(
     """Torch's operations with plain products in attention: the counter does not know other kernels' operators."""
     monkeypatch.setattr(CpuBackend, "fp32_by_onednn", False)  # oneDNN's operator is one of these, on AMD's processors
     config = config_of(family, coalesce=coalesce).model_copy(update={"attn_logit_softcapping": None})
-    # Within a window, and with capped scores, attention is an operation of hlat's own, which torch cannot count.
+    # Within a window, and with another softmax, attention is an operation of hlat's own, which torch cannot count.
     model, tokens = our_model(config), tokens_of(config, 2, min(48, config.sliding_window or 48))
+    model.config = config.model_copy(update={"attention_sinks": False})
+    for block in model.blocks():
+        block.attention.sinks = None
     with torch_only(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as forward:
         loss = model(tokens).sum()
     with torch_only(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as backward:

@@ -111,8 +111,8 @@ def test_a_shard_of_complete_groups_is_a_smaller_model(family: str, ranks: int) 
     weights = {name: p.detach() for name, p in block.named_parameters()}
     outputs = []
     for rank in range(ranks):
-        for name in ("attention.qkv.weight", "attention.qkv.bias", "feed_forward.gate_up.weight"):
-            if name in weights:
+        for name in weights:
+            if name.startswith(("attention.qkv.", "attention.sinks", "feed_forward.gate_up.")):
                 owner = block.get_submodule(name.rpartition(".")[0])
                 shard = torch.nn.Parameter(weights[name].chunk(ranks)[rank])
                 setattr(owner, name.rpartition(".")[2], shard)

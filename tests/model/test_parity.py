@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from hlat.config.sections.model import ModelConfig
-from hlat.model.parameter_layout import to_canonical
-from tests.support.model.families import FAMILIES, config_of, float64_norms, our_model, tokens_of, twin
+from hlat.model.hf.packing import sources
+from hlat.model.parameter_layout import canonical_shapes, to_canonical
+from tests.support.model.families import FAMILIES, config_of, float64_norms, our_model, packed_of, tokens_of, twin
 
 pytest.importorskip("transformers", reason="the extra [hf] is not installed")
 CASES = [(family, coalesce) for family in FAMILIES for coalesce in (True, False)]
@@ -29,9 +30,10 @@ def theirs(config: ModelConfig) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     with float64_norms(reference):
         logits = reference(tokens_of(config), use_cache=False).logits
     _loss(logits, config).backward()
-    # o_proj.bias is the zero bias that Qwen3 has and hlat's models do not.
-    grads = {name: p.grad for name, p in reference.named_parameters() if not name.endswith("o_proj.bias")}
-    return logits.detach(), grads
+    grads = {name: p.grad for name, p in reference.named_parameters()}
+    # Without those of tensors that have no effect, and of zero biases, which hlat's models do not have
+    taken = sources(packed_of(config), canonical_shapes(config)).items()
+    return logits.detach(), {name: grads[at] if take is None else take(grads[at]) for name, (at, take) in taken}
 
 
 def _loss(logits: torch.Tensor, config: ModelConfig) -> torch.Tensor:

@@ -1,10 +1,12 @@
 """Hand-written backward passes are the derivatives of their forward passes, and dtypes are as documented."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from hlat.model.pointwise import GELU_TANH, gated, gated_fused, rms_norm, rotate
+from hlat.model.pointwise import CLAMPED_SWIGLU, GELU_TANH, gated, gated_fused, rms_norm, rotate
 
 
 def leaf(*shape: int) -> torch.Tensor:
@@ -28,6 +30,10 @@ def test_rotate_is_a_rotation_and_matches_its_numerical_derivative() -> None:
     pairs = torch.complex(x[..., :4], x[..., 4:]) * torch.complex(cos.double(), sin.double())
     torch.testing.assert_close(rotated, torch.cat([pairs.real, pairs.imag], -1), rtol=1e-12, atol=1e-12)
     assert torch.autograd.gradcheck(lambda a: rotate(a, cos.double(), sin.double()), (x,))
+    wider = leaf(2, 5, 3, 14)
+    found = rotate(wider, cos, sin)
+    assert torch.equal(found, torch.cat((rotate(wider[..., :8], cos, sin), wider[..., 8:]), dim=-1))
+    assert torch.autograd.gradcheck(lambda a: rotate(a, cos.double(), sin.double()), (wider,))
 
 
 def test_gelu_and_an_offset_of_the_norms_weight_match_torch() -> None:
@@ -40,6 +46,20 @@ def test_gelu_and_an_offset_of_the_norms_weight_match_torch() -> None:
     expected = F.rms_norm(gate, (5,), 1 + weight, 1e-5)
     torch.testing.assert_close(rms_norm(gate, weight, 1e-5, 1.0), expected, rtol=1e-12, atol=1e-12)
     assert torch.autograd.gradcheck(lambda x, w: rms_norm(x, w, 1e-5, 1.0), (leaf(2, 3, 5), weight))
+
+
+def test_clamped_swiglu_is_that_of_transformers() -> None:
+    gate_up = (leaf(40, 2, 5).detach() * 6).requires_grad_()
+    gate, up = gate_up.detach().unbind(-2)
+    assert min((gate > 7).sum(), (up > 7).sum(), (up < -7).sum()) > 3
+    config = SimpleNamespace(
+        intermediate_size=5, num_local_experts=1, hidden_size=2, swiglu_alpha=1.702, swiglu_limit=7.0
+    )
+    experts = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss").GptOssExperts(config)
+    expected = experts._apply_gate(torch.stack((gate, up), dim=-1).flatten(-2))
+    for found in (gated_fused(gate_up, activation=CLAMPED_SWIGLU), gated(gate, up, activation=CLAMPED_SWIGLU)):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(lambda x: gated_fused(x, activation=CLAMPED_SWIGLU), (gate_up,))
 
 
 def test_swiglu_matches_torch_and_its_numerical_derivative() -> None:

@@ -189,7 +189,8 @@ class _Reader:
             family.kv_heads_are_heads or "num_key_value_heads" in self.config
         ):
             return heads
-        return self.positive("num_key_value_heads")
+        name = "num_key_value_heads"
+        return self.positive(name, _given(self.config, name, family.implied.get(name)))
 
     def layers(self, family: ArchitectureEntry, layers: int, context: int | None) -> dict[str, Any]:
         """Read the options that say which layers have a window, and which have rotary positions."""
@@ -256,7 +257,9 @@ class _Reader:
         implied, base = family.implied.get("rope_theta", 10000.0), "rope_local_base_freq"
         config = {"rope_theta": implied, **self.config}
         if "local_rope" not in family.free:
-            return {"rope": self.rope(config)}
+            if self.config.get("rope_parameters") is None and self.config.get("rope_scaling") is None:
+                config["rope_parameters"] = family.implied.get("rope_parameters")
+            return {"rope": self.rope(config, family)}
         found = self.config.get("rope_parameters")
         if found is None:
             # Without another field transformers 4 reads one theta for all, 5 the default for layers with a window.
@@ -267,13 +270,13 @@ class _Reader:
         elif not isinstance(found, Mapping) or not found.keys() <= {FULL_ATTENTION, SLIDING_ATTENTION}:
             self.refuse("rope_parameters", f"must have {FULL_ATTENTION} and {SLIDING_ATTENTION}.", value=found)
             return {}
-        rope = self.rope({**config, "rope_parameters": found.get(FULL_ATTENTION)})
+        rope = self.rope({**config, "rope_parameters": found.get(FULL_ATTENTION)}, family)
         theta = _given(self.config, base, family.implied.get(base, implied))
-        local = self.rope({"rope_theta": theta, "rope_parameters": found.get(SLIDING_ATTENTION)})
+        local = self.rope({"rope_theta": theta, "rope_parameters": found.get(SLIDING_ATTENTION)}, family)
         return {"rope": rope, "local_rope": None if local == rope else local}
 
-    def rope(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Theta and scaling, as transformers reads them."""
+    def rope(self, config: Mapping[str, Any], family: ArchitectureEntry) -> dict[str, Any]:
+        """Theta, scaling and the rotated share of a head, as transformers reads them."""
         new, old = config.get("rope_parameters"), config.get("rope_scaling")
         # rope_parameters (transformers 5) are replaced as a whole by rope_scaling (4) where that is given, too.
         place, words = ("rope_parameters", new) if old in (None, {}) else ("rope_scaling", old)
@@ -288,23 +291,26 @@ class _Reader:
         if words is not new and isinstance(new, Mapping) and new.get("rope_theta", theta) != theta:
             reason = f"replaces rope_parameters, whose rope_theta is {new['rope_theta']} and not {theta}."
             self.refuse(place, reason, "Write one of the two, with the rope_theta that is meant.")
-        if words.get("partial_rotary_factor", _given(config, "partial_rotary_factor", 1.0)) != 1.0:
-            self.refuse("partial_rotary_factor", "hlat rotates whole heads.")
+        rope: dict[str, Any] = {"theta": theta}
+        share = words.get("partial_rotary_factor", _given(config, "partial_rotary_factor", 1.0))
+        if "rope.partial_rotary_factor" in family.free:
+            rope["partial_rotary_factor"] = self.number("partial_rotary_factor", None, {"partial_rotary_factor": share})
+            if rope["partial_rotary_factor"] > 1:
+                self.refuse("partial_rotary_factor", "must not be more than 1.", value=share)
+        elif share != 1.0:
+            self.refuse("partial_rotary_factor", "whole heads are rotated in this family.", value=share)
         # A factor without a type says that a scaling is meant, but not which.
         kind = words.get("rope_type", words.get("type", None if "factor" in words else "default"))
-        section = SCALINGS.get(kind) if isinstance(kind, str) else None
+        section = SCALINGS[kind] if isinstance(kind, str) and kind in family.scalings else None
         if section is None and kind != "default":
-            remedy = f"It knows default, {', '.join(SCALINGS)}."
+            remedy = f"It knows {', '.join(('default', *family.scalings))}."
             self.refuse(f"{place}.rope_type", "a RoPE scaling that hlat does not compute.", remedy, kind)
-            return {"theta": theta}
+            return rope
         known = _ROPE_SETTINGS | (set() if section is None else set(section.hf_names().values()))
         for name, value in words.items():
             if name not in known and value is not None and not isinstance(value, Mapping):
                 self.refuse(f"{place}.{name}", f"hlat does not know it with rope_type {kind}.", value=value)
-        return {
-            "theta": theta,
-            "scaling": None if section is None else {"kind": kind} | self.scaling(section, words, config),
-        }
+        return rope | {"scaling": None if section is None else {"kind": kind} | self.scaling(section, words, config)}
 
     def scaling(
         self, section: type[RopeScaling], words: Mapping[str, Any], config: Mapping[str, Any]
@@ -354,8 +360,9 @@ class _Reader:
             remedy = "Save the model in bfloat16 or float32 with transformers first."
             self.refuse("quantization_config", "quantized weights cannot be trained.", remedy)
         for name, reason in family.refused.items():
-            if config.get(name):
-                self.refuse(name, reason, value=config[name])
+            value = config.get(name, family.implied.get(name))
+            if (value or False) != family.written.get(name, False):
+                self.refuse(name, reason, value=value)
         if not config.get("is_causal", True):
             self.refuse("is_causal", "attention never looks at later tokens here.", value=config["is_causal"])
         if config.get("transformers_weights") is not None:

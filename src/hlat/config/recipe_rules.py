@@ -21,6 +21,7 @@ from hlat.config.sections.model import (
     OPTIONS,
     SLIDING_ATTENTION,
     ModelConfig,
+    RopeConfig,
     architecture_entry,
 )
 from hlat.config.sections.operation import FaultConfig
@@ -239,13 +240,24 @@ def _layers(v: Values) -> Iterator[Problem]:
         yield _wrong(v, "model.local_rope", reason, "Remove it, or set model.sliding_window.")
 
 
-def _rope_scaling(v: Values) -> Iterator[Problem]:
+def _rope(v: Values) -> Iterator[Problem]:
     local, head_dim = v("model.local_rope"), v("model.head_dim") or v("model.hidden_size") // v("model.heads")
-    ropes = [("model.rope", v("model.rope.theta"), v("model.rope.scaling"))]
-    ropes += [] if local is None else [("model.local_rope", local.theta, local.scaling)]
-    for path, theta, scaling in ropes:
-        for name, reason, remedy in scaling.objections(theta, head_dim) if scaling is not None else ():
-            yield Problem(f"{path}.scaling.{name}", reason, remedy, getattr(scaling, name), True)
+    name, family = v("model.architecture"), architecture_entry(v("model.architecture"))
+    ropes = {"model.rope": RopeConfig(**{field: v(f"model.rope.{field}") for field in RopeConfig.model_fields})}
+    for path, rope in (ropes if local is None else ropes | {"model.local_rope": local}).items():
+        scaling, share, rotated = rope.scaling, rope.partial_rotary_factor, rope.width(head_dim)
+        for field, reason, remedy in scaling.objections(rope.theta, rotated) if scaling is not None else ():
+            yield Problem(f"{path}.scaling.{field}", reason, remedy, getattr(scaling, field), True)
+        if scaling is not None and scaling.kind not in family.scalings:
+            remedy = f"Use {' or '.join(family.scalings) or 'null'}."
+            reason = f"transformers has no such scaling for {name}."
+            yield Problem(f"{path}.scaling.kind", reason, remedy, scaling.kind, True)
+        if share != 1 and (rotated % 2 or not rotated):
+            reason = f"RoPE rotates pairs, and this is {rotated} of the {head_dim} elements of a head."
+            yield Problem(f"{path}.partial_rotary_factor", reason, f"Try {2 / head_dim}.", share, True)
+        if share != 1 and rope is local and "rope.partial_rotary_factor" not in family.free:
+            reason = f"models of the architecture {name} do not have it."
+            yield Problem(f"{path}.partial_rotary_factor", reason, "Remove it.", share, True)
 
 
 _NEEDED_BASES = {"none": (), "mup": ("base_hidden_size",), "completep": ("base_hidden_size", "base_layers")}
@@ -265,6 +277,18 @@ def _transfer(v: Values) -> Iterator[Problem]:
             users = " or ".join(other for other, names in _NEEDED_BASES.items() if name in names) or "mup or completep"
             remedy = f"Remove it, or use optimizer.transfer={users}."
             yield Problem(path, f"transfer={rule} does not use it.", remedy, base, True)
+    yield from _fixed_norms(v, section)
+
+
+def _fixed_norms(v: Values, section: AdamWFields) -> Iterator[Problem]:
+    if not architecture_entry(v("model.architecture")).has_fixed_norms:
+        return
+    hidden, layers, heads = v("model.hidden_size"), v("model.layers"), v("model.heads")
+    width, depth, head = section.growth(hidden, layers, v("model.head_dim") or hidden // heads)
+    # Depth is in what a block adds, width in what the head reads, the width of heads in norms of queries and keys.
+    if depth != 1 or (width != 1 and v("model.tie_embeddings")) or (head != 1 and v("model.qk_norm")):
+        reason = f"norms of {v('model.architecture')} multiply by 1 + weight, and would have to be multiplied."
+        yield Problem("optimizer.transfer", reason, "Use none, or another architecture.", section.transfer, True)
 
 
 def _context(v: Values) -> Iterator[Problem]:
@@ -407,7 +431,7 @@ def _wrong_fault(number: int, name: str, value: Any, reason: str, remedy: str) -
     return Problem(f"faults.{number}.{name}", reason, remedy, value, True)
 
 
-MODEL_RULES: tuple[Rule, ...] = (_architecture, _heads, _kv_heads, _layers, _rope_scaling)
+MODEL_RULES: tuple[Rule, ...] = (_architecture, _heads, _kv_heads, _layers, _rope)
 RULES: tuple[Rule, ...] = (
     *MODEL_RULES,
     *DATA_RULES,

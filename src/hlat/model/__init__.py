@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hlat.model.document_attention import *
     from hlat.model.hf.config import *
     from hlat.model.hf.folder import *
+    from hlat.model.kernels.altered_softmax import *
     from hlat.model.kernels.attention import *
     from hlat.model.kernels.library import *
     from hlat.model.kernels.matmul import *
@@ -29,6 +30,7 @@ __getattr__ = lazily(
     {
         "activations": "ActivationBytes RankWorkload activation_bytes",
         "architectures": "architecture_of model_spec",
+        "kernels.altered_softmax": "AlteredSoftmax",
         "kernels.attention": (
             "attend attention_heads attention_is_used_on attention_kernel builds_masks "
             "describe_attention deterministic_by_default head_sums_shape recipe_heads"

@@ -111,7 +111,7 @@ class _Sizes:
     def by_document(self) -> float:
         """Share of the layers whose attention is computed by the kernel for documents and sliding windows."""
         windows, layers = self.config.windows(self.length), self.workload.shard.layer_range(self.config)
-        always = self.workload.isolated or self.config.attn_logit_softcapping is not None
+        always = self.workload.isolated or self.config.alters_softmax
         limited = sum(always or windows[index] is not None for index in layers)
         return limited / max(1, len(layers))
 
@@ -189,8 +189,9 @@ class _Sizes:
         # Tables are made for this pass if each token has its own, or if the rank's positions are two ranges.
         rows = self.tokens if self.workload.isolated else self.length // self.workload.context
         if self.workload.isolated or self.workload.context > 1:
-            ropes = {config.layer_kind(index).rope for index in shard.layer_range(config)} - {None}
-            ends["rotation_tables"] = len(ropes) * rows * config.n_head_dim * _FP32
+            kinds = (config.layer_kind(index) for index in shard.layer_range(config))
+            ropes = {kind.rope for kind in kinds if kind.rope is not None}
+            ends["rotation_tables"] = rows * _FP32 * sum(rope.width(config.n_head_dim) for rope in ropes)
         if shard.head:
             ends["final_norm"] = self.between * (self.item * width + _FP32) + self.copied * width
             ends["loss_by_hidden"] = self.tokens * self.item * width

@@ -167,8 +167,8 @@ class Decoder(nn.Module):
         if positions is None:
             # Causal attention to all positions is built into the kernels. If start > 0, the cache has those before.
             has_cached = start > 0 and len(spans) == 1
-            has_cap = self.config.attn_logit_softcapping is not None  # which is not
-            kept = {window: limit for window, limit in limits.items() if limit is not None or has_cap}
+            altered = self.config.alters_softmax  # which is not
+            kept = {window: limit for window, limit in limits.items() if limit is not None or altered}
             limits = {} if has_cached else kept
             positions = row_offsets(spans, x.device).expand(x.shape[0], -1) if limits else None
         if positions is None:

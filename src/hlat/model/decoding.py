@@ -205,8 +205,10 @@ def compile_step(decoder: Decoder) -> "CompiledStep | None":
     place, weight = norm_place(decoder.config), next(decoder.parameters())
     dtype = decoder.compute or weight.dtype
     kinds = set(decoder.kinds.values())
-    # One mask and one rotation for all layers
-    if place is None or decoder.shard != FULL_MODEL or len(kinds) > 1 or any(kind.rope is None for kind in kinds):
+    # One mask and one rotation, of complete heads, for all layers
+    ropes = {kind.rope for kind in kinds}
+    is_like = len(kinds) == 1 and all(rope is not None and rope.partial_rotary_factor == 1 for rope in ropes)
+    if place is None or decoder.shard != FULL_MODEL or not is_like or decoder.config.alters_softmax:
         return None
     library = decoding_library(weight.device, dtype, decoder.config.n_head_dim)
     if library is None or decoder.norm is None or decoder.head is None:

@@ -31,17 +31,18 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
+from hlat.model.kernels.altered_softmax import ALTERED_ATTENTION, AlteredSoftmax, attend_altered
 from hlat.model.kernels.attention import (
     ATTENTION,
     attend_to_ranges,
+    by_position,
     check_attention,
     check_gradient,
     differentiable,
     has_attention,
 )
-from hlat.model.kernels.capped_attention import CAPPED_ATTENTION, attend_capped
 from hlat.model.kernels.library import operator
 from hlat.model.kernels.matmul import needs_widening
 from hlat.model.pointwise import accumulation_dtype
@@ -81,7 +82,7 @@ class DocumentMask:
         kernel = backend_of(positions_Bs.device).document_kernel
         if kernel is None:  # a run is refused earlier, an evaluation is not
             device_type, limits = positions_Bs.device.type, [window for window in windows if window is not None]
-            otherwise = "data.isolate=true, or model.attn_logit_softcapping"
+            otherwise = "data.isolate=true, model.attn_logit_softcapping or model.attention_sinks"
             field = f"model.sliding_window={limits[0]}" if limits else otherwise
             raise LaunchError(f"{field}: attention within documents cannot run on a {device_type} device.")
         found: dict[int | None, DocumentMask] = {}
@@ -93,21 +94,34 @@ class DocumentMask:
         return found
 
     def attend(
-        self, q_BHsE: torch.Tensor, k_BGTE: torch.Tensor, v_BGTE: torch.Tensor, cap: float | None = None
+        self, q_BHsE: torch.Tensor, k_BGTE: torch.Tensor, v_BGTE: torch.Tensor, softmax: AlteredSoftmax | None = None
     ) -> torch.Tensor:
-        """Softmax attention: queries (B, H, s, E), keys and values (B, G, T, E) of complete rows -> (B, H, s, E).
-
-        With a cap, scores are ``cap * tanh(score / cap)``.
-        """
+        """Softmax attention: queries (B, H, s, E), keys and values (B, G, T, E) of complete rows -> (B, H, s, E)."""
         if self.blocks is None:
             ends = [end for span in self.spans for end in span]
-            if cap is not None:
-                return attend_capped(q_BHsE, k_BGTE, v_BGTE, self.first_Bs, ends, self.window, cap)
+            if softmax is not None:
+                return attend_altered(q_BHsE, k_BGTE, v_BGTE, self.first_Bs, ends, self.window, softmax)
             return attend_within_documents(q_BHsE, k_BGTE, v_BGTE, self.first_Bs, ends, self.window)
         keys = self.spans[-1][1]  # no query attends to later keys
-        k, v, score_mod = k_BGTE[:, :, :keys], v_BGTE[:, :, :keys], None if cap is None else capped_score(cap)
-        out: torch.Tensor = _flex()(q_BHsE, k, v, score_mod=score_mod, block_mask=self.blocks, enable_gqa=True)
+        return attend_in_blocks(q_BHsE, k_BGTE[:, :, :keys], v_BGTE[:, :, :keys], self.blocks, softmax)
+
+
+def attend_in_blocks(
+    q_BHsE: torch.Tensor,
+    k_BGTE: torch.Tensor,
+    v_BGTE: torch.Tensor,
+    blocks: BlockMask,
+    softmax: AlteredSoftmax | None = None,
+) -> torch.Tensor:
+    """Attend by flex attention: (B, H, s, E)."""
+    sinks_H, cap = softmax or AlteredSoftmax()
+    options = {"score_mod": None if cap is None else capped_score(cap), "block_mask": blocks, "enable_gqa": True}
+    if sinks_H is None:
+        out: torch.Tensor = _flex()(q_BHsE, k_BGTE, v_BGTE, **options)
         return out
+    out, aux = _flex()(q_BHsE, k_BGTE, v_BGTE, **options, return_aux=AuxRequest(lse=True))
+    # The share of all keys but the sink, in a softmax of both
+    return (out * torch.sigmoid(aux.lse - sinks_H[:, None])[..., None]).to(out.dtype)
 
 
 @cache  # one function for all layers: a compiler takes another for other code
@@ -268,11 +282,10 @@ def _masks(dtype: torch.dtype) -> Callable[[_QueryRun], torch.Tensor | None]:
 
 def _results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *where: Any) -> tuple[torch.Tensor, torch.Tensor]:
     check_attention(q, k, v, *where)  # torch's kernel trusts its callers
-    batch, heads, count, width = q.shape
+    batch, heads, count = q.shape[:3]
     # The memory layout of torch's kernel: position by position.
-    out_BsHE = q.new_empty((batch, count, heads, width))
     sums_BsH = q.new_empty((batch, count, heads), dtype=accumulation_dtype(q.dtype))
-    return out_BsHE.transpose(1, 2), sums_BsH.transpose(1, 2)
+    return by_position(q), sums_BsH.transpose(1, 2)
 
 
 def _gradients(
@@ -364,5 +377,5 @@ def attend_within_documents(
 
 # The operator of attention document by document, as it appears in compiled graphs
 DOCUMENT_ATTENTION: Any = torch.ops.hlat.attend_within_documents.default
-ATTENTION_OPERATORS: tuple[Any, ...] = (ATTENTION, DOCUMENT_ATTENTION, CAPPED_ATTENTION)
+ATTENTION_OPERATORS: tuple[Any, ...] = (ATTENTION, DOCUMENT_ATTENTION, ALTERED_ATTENTION)
 """hlat's own operators of attention, as they appear in compiled graphs."""

@@ -19,8 +19,8 @@ from torch import nn
 
 from hlat.config import ModelConfig
 from hlat.model.document_attention import DocumentMask
+from hlat.model.kernels.altered_softmax import AlteredSoftmax, attend_altered_by_mask
 from hlat.model.kernels.attention import attend
-from hlat.model.kernels.capped_attention import attend_capped_by_mask
 from hlat.model.kernels.matmul import Linear
 from hlat.model.kv_cache import LayerCache
 from hlat.model.pointwise import SILU, Activation, gated, gated_fused, rms_norm, rms_norm_of_shard, rotate
@@ -82,10 +82,10 @@ class AttentionCore(Protocol):
         v_BGSE: torch.Tensor,
         cache: LayerCache | None,
         document_mask: DocumentMask | None,
-        cap: float | None,
+        softmax: AlteredSoftmax | None,
         /,
     ) -> torch.Tensor:
-        """Attend from each query to the keys that it may see. With a cap there is a mask or a cache."""
+        """Attend from each query to the keys that it may see. With another softmax there is a mask or a cache."""
         ...
 
 
@@ -102,19 +102,19 @@ class CausalCore:
         v_BGSE: torch.Tensor,
         cache: LayerCache | None,
         document_mask: DocumentMask | None,
-        cap: float | None = None,
+        softmax: AlteredSoftmax | None = None,
     ) -> torch.Tensor:
         if cache is None or cache.is_plain:
             if cache is not None:
                 cache.append(k_BGSE, v_BGSE)
             if document_mask is not None:
-                return document_mask.attend(q_BHSE, k_BGSE, v_BGSE, cap)
-            assert cap is None, "the decoder makes a mask for capped scores"
+                return document_mask.attend(q_BHSE, k_BGSE, v_BGSE, softmax)
+            assert softmax is None, "the decoder makes a mask then"
             return attend(q_BHSE, k_BGSE, v_BGSE)
         k_BGTE, v_BGTE = (cached.to(q_BHSE.dtype) for cached in cache.append(k_BGSE, v_BGSE))
         mask = cache.mask(q_BHSE.shape[2])
-        if cap is not None:
-            return attend_capped_by_mask(q_BHSE, k_BGTE, v_BGTE, mask, cap)
+        if softmax is not None:
+            return attend_altered_by_mask(q_BHSE, k_BGTE, v_BGTE, mask, softmax)
         return attend(q_BHSE, k_BGTE, v_BGTE, mask)
 
 
@@ -138,6 +138,7 @@ class Attention(nn.Module):
         self.q_norm: nn.Module = norm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm: nn.Module = norm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.core: AttentionCore = CausalCore()
+        self.sinks = nn.Parameter(torch.empty(here.queries)) if config.attention_sinks else None
         self._cap = config.attn_logit_softcapping
         self.output = Linear(here.queries * head_dim, width, bias=False)
 
@@ -176,7 +177,8 @@ class Attention(nn.Module):
         document_mask: DocumentMask | None = None,
     ) -> torch.Tensor:
         """Core attention, heads concatenated: (B, H, S, E), (B, G, S, E), (B, G, S, E) -> (B, S, H E)."""
-        return self.core(q_BHSE, k_BGSE, v_BGSE, cache, document_mask, self._cap).transpose(1, 2).flatten(2)
+        softmax = None if self.sinks is None and self._cap is None else AlteredSoftmax(self.sinks, self._cap)
+        return self.core(q_BHSE, k_BGSE, v_BGSE, cache, document_mask, softmax).transpose(1, 2).flatten(2)
 
     def _project(self, x_BSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         per_group, width = self.heads_per_group, self.head_dim
@@ -190,19 +192,20 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x)); or with another activation."""
+    """SwiGLU: down(silu(gate(x)) * up(x)); or with another activation, and with biases of gate and up."""
 
     activation: ClassVar[Activation] = SILU
+    bias: ClassVar[bool] = False
 
     def __init__(self, config: ModelConfig, shard: ModelShard = FULL_MODEL) -> None:
         super().__init__()
         width, inner = config.hidden_size, len(intermediate_columns(config, shard))
         self.coalesce, self.block = config.coalesce, inner // gate_up_groups(config, shard)
         if config.coalesce:
-            self.gate_up = Linear(width, 2 * inner, bias=False)
+            self.gate_up = Linear(width, 2 * inner, bias=self.bias)
         else:
-            self.gate = Linear(width, inner, bias=False)
-            self.up = Linear(width, inner, bias=False)
+            self.gate = Linear(width, inner, bias=self.bias)
+            self.up = Linear(width, inner, bias=self.bias)
         self.down = Linear(inner, width, bias=False)
 
     def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:

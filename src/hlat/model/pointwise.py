@@ -2,7 +2,7 @@
 
     rms_norm     x -> x / rms(x) * weight     saves x and one number per row; or times (1 + weight)
     rotate       x -> x rotated by position   saves no activation
-    gated        gate, up -> silu(gate) * up  saves its inputs only; or gelu(gate) * up
+    gated        gate, up -> silu(gate) * up  saves its inputs only; or another activation
 
     each: a function -> its autograd function -> torch.ops.hlat.NAME where ``has_kernels``, else formulas in torch
 
@@ -201,16 +201,17 @@ def _norm_backward(
 
 
 def rotate(x: torch.Tensor, cos_F: torch.Tensor, sin_F: torch.Tensor) -> torch.Tensor:
-    """Rotate pairs of the two halves of the last dimension: (a, b) -> (a cos - b sin, b cos + a sin).
+    """Rotate pairs of the two halves of the first 2 F elements: (a, b) -> (a cos - b sin, b cos + a sin).
 
-    RoPE (Su et al. 2021) with the pairs (i, i + width / 2) of Hugging Face weights. ``x`` (..., 2 F) has any strides,
+    RoPE (Su et al. 2021) with the pairs (i, i + F) of Hugging Face weights. ``x`` (..., 2 F or more) has any strides,
     fp32 tables (..., F) broadcast; the result is dense, stored position by position, in the dtype of ``x``.
     """
     if torch.compiler.is_compiling():
-        dtype = accumulation_dtype(x.dtype)
-        a, b = x.to(dtype).chunk(2, dim=-1)
+        dtype, half = accumulation_dtype(x.dtype), cos_F.shape[-1]
+        a, b = x[..., : 2 * half].to(dtype).chunk(2, dim=-1)
         cos, sin = cos_F.to(dtype), sin_F.to(dtype)
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+        rotated = (each.to(x.dtype) for each in (a * cos - b * sin, b * cos + a * sin))
+        return torch.cat((*rotated, x[..., 2 * half :]), dim=-1)
     out: torch.Tensor = _Rotate.apply(x, cos_F, sin_F)  # type: ignore[no-untyped-call]
     return out
 
@@ -229,6 +230,8 @@ class _Rotate(torch.autograd.Function):
 
 
 def _rotated(x: torch.Tensor, cos_F: torch.Tensor, sin_F: torch.Tensor, direction: int) -> torch.Tensor:
+    if (width := 2 * cos_F.shape[-1]) < x.shape[-1]:
+        return torch.cat((_rotated(x[..., :width], cos_F, sin_F, direction), x[..., width:]), dim=-1)
     if has_kernels(x) and _is_by_position(x, cos_F) and _is_by_position(x, sin_F):
         fused: torch.Tensor = torch.ops.hlat.rotate(x, cos_F, sin_F, direction)
         return fused
@@ -303,6 +306,11 @@ class Activation(NamedTuple):
     function: Callable[[torch.Tensor], torch.Tensor]
     backward: Callable[..., Any]  # writes the gradient by its input, from that by its output and the input
     has_kernels: bool = False
+    limit: float | None = None  # if there is one, the factor is 1 + up, with up clamped to -limit .. limit
+
+    def factor(self, up: torch.Tensor) -> torch.Tensor:
+        """Return what ``function(gate)`` is multiplied by."""
+        return up if self.limit is None else up.clamp(-self.limit, self.limit) + 1
 
 
 SILU = Activation(F.silu, torch.ops.aten.silu_backward.grad_input, True)  # SwiGLU
@@ -312,10 +320,29 @@ GELU_TANH = Activation(
 )
 
 
+_ALPHA, _LIMIT = 1.702, 7.0  # of gpt-oss
+
+
+def _clamped(gate: torch.Tensor) -> torch.Tensor:
+    wide = gate.to(accumulation_dtype(gate.dtype)).clamp(max=_LIMIT)
+    return (wide * torch.sigmoid(_ALPHA * wide)).to(gate.dtype)
+
+
+def _clamped_backward(grad: torch.Tensor, gate: torch.Tensor, *, grad_input: torch.Tensor) -> None:
+    wide = gate.to(accumulation_dtype(gate.dtype))
+    share = torch.sigmoid(_ALPHA * wide)
+    slope = share * (1 + _ALPHA * wide * (1 - share))
+    grad_input.copy_((slope * grad).masked_fill_(wide > _LIMIT, 0))
+
+
+# The clamped SwiGLU of gpt-oss (arXiv 2508.10925)
+CLAMPED_SWIGLU = Activation(_clamped, _clamped_backward, limit=_LIMIT)
+
+
 def gated(gate: torch.Tensor, up: torch.Tensor, *, activation: Activation = SILU) -> torch.Tensor:
-    """Compute ``function(gate) * up`` of two tensors of one shape."""
+    """Compute ``function(gate) * up``, or that times its factor, of two tensors of one shape."""
     if torch.compiler.is_compiling():
-        return activation.function(gate) * up
+        return activation.function(gate) * activation.factor(up)
     out: torch.Tensor = _Gated.apply(gate, up, activation)  # type: ignore[no-untyped-call]
     return out
 
@@ -324,7 +351,7 @@ def gated_fused(gate_up: torch.Tensor, *, activation: Activation = SILU) -> torc
     """Compute ``function(gate) * up`` of one tensor (..., 2, I) of gate and up; returns (..., I)."""
     if torch.compiler.is_compiling():
         gate, up = gate_up.unbind(-2)
-        return activation.function(gate) * up
+        return activation.function(gate) * activation.factor(up)
     out: torch.Tensor = _FusedGated.apply(gate_up, activation)  # type: ignore[no-untyped-call]
     return out
 
@@ -333,7 +360,7 @@ def _gated_forward(gate: torch.Tensor, up: torch.Tensor, *, activation: Activati
     if _has_kernels(gate, up, activation):
         fused: torch.Tensor = torch.ops.hlat.swiglu(gate, up)
         return fused
-    return activation.function(gate).mul_(up)
+    return activation.function(gate).mul_(activation.factor(up))
 
 
 def _has_kernels(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> bool:
@@ -354,7 +381,9 @@ def _gated_backward(
         torch.ops.hlat.swiglu_backward(grad, gate, up, grad_gate, grad_up)
         return
     torch.mul(activation.function(gate), grad, out=grad_up)
-    activation.backward(grad * up, gate, grad_input=grad_gate)
+    if activation.limit is not None:
+        grad_up.masked_fill_(up.abs() > activation.limit, 0)
+    activation.backward(grad * activation.factor(up), gate, grad_input=grad_gate)
 
 
 class _Gated(torch.autograd.Function):

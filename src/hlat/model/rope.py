@@ -1,7 +1,7 @@
 """Rotary positions: the frequencies of pairs, scaled or not, and tables of cos and sin.
 
-    theta, scaling, head width, length --frequencies--> radians per position of each pair, factor of cos and sin
-                                       --Rope, positions--> cos and sin, for ``pointwise.rotate``
+    theta, scaling, rotated width, length --frequencies--> radians per position of each pair, factor of cos and sin
+                                          --Rope, positions--> cos and sin, for ``pointwise.rotate``
 
 Frequencies and tables are computed in fp32 with the operations of Hugging Face, in the same order. Weights trained
 there so get the angles they were trained with: at position 100,000 an fp32 angle has an error of up to 4e-3 radians,
@@ -10,7 +10,7 @@ has the same bits.
 
 A new kind of scaling is a section in ``hlat/config/sections/rope.py`` and an entry of ``_SCALED``.
 
-Tensor suffixes: B batch, S positions, F = half the width of a head.
+Tensor suffixes: B batch, S positions, F = half the rotated width of a head.
 """
 
 import math
@@ -28,15 +28,15 @@ RopeTables = tuple[torch.Tensor, torch.Tensor]
 _SMALLEST_TABLE = 1024  # positions; the table is doubled for a longer sequence
 
 
-def frequencies(rope: RopeConfig, head_dim: int, length: int) -> tuple[torch.Tensor, float]:
-    """Compute radians per position of each pair, fp32 (head_dim / 2,) on the CPU, and the factor of cos and sin.
+def frequencies(rope: RopeConfig, width: int, length: int) -> tuple[torch.Tensor, float]:
+    """Compute radians per position of each pair, fp32 (width / 2,) on the CPU, and the factor of cos and sin.
 
     Only scalings with a ``constant_up_to`` depend on ``length``, the number of positions of the sequence. Sources: Su
     et al. 2021 (arXiv 2104.09864) section 3.2.2; of scalings, at their functions.
     """
     if rope.scaling is None:
-        return _plain(rope.theta, head_dim), 1.0
-    return _SCALED[rope.scaling.kind](rope.theta, head_dim, rope.scaling, length)
+        return _plain(rope.theta, width), 1.0
+    return _SCALED[rope.scaling.kind](rope.theta, width, rope.scaling, length)
 
 
 def _powers(theta: float | torch.Tensor, width: int) -> torch.Tensor:
@@ -132,7 +132,7 @@ class Rope:
     """Cos and sin tables, shared by all layers with the same rotation."""
 
     def __init__(self, rope: RopeConfig, head_dim: int) -> None:
-        self._rope, self._head_dim = rope, head_dim
+        self._rope, self._width = rope, rope.width(head_dim)
         # Length of all sequences, for scalings that depend on it. None for that of the call, as in generation: its last
         # position and those before it.
         self.length: int | None = None
@@ -146,9 +146,9 @@ class Rope:
         return constant is not None and length > constant
 
     def tables(self, spans: Spans, device: torch.device, positions_BS: torch.Tensor | None = None) -> RopeTables:
-        """Look up cos and sin in fp32: two tensors (positions of all spans, head_dim / 2).
+        """Look up cos and sin in fp32: two tensors (positions of all spans, F).
 
-        ``positions_BS`` (int64 on the device, below the last stop of ``spans``) gives (B, S, head_dim / 2) instead.
+        ``positions_BS`` (int64 on the device, below the last stop of ``spans``) gives (B, S, F) instead.
         """
         table, longest = self._tables.get(device), max(stop for _, stop in spans)
         length = self.length or longest
@@ -168,6 +168,6 @@ class Rope:
     def _build(self, length: int, rows: int, device: torch.device) -> _Table:
         # On the CPU, so that every device has the same bits.
         positions_S = torch.arange(rows, dtype=torch.float32, device="cpu")
-        radians_F, factor = frequencies(self._rope, self._head_dim, length)
+        radians_F, factor = frequencies(self._rope, self._width, length)
         angles_SF = torch.outer(positions_S, radians_F)
         return _Table(length, (angles_SF.cos() * factor).to(device), (angles_SF.sin() * factor).to(device))

@@ -26,12 +26,14 @@ class Axis(Enum):
     WIDTH = auto()  # width of the residual stream: not sharded
     HEAD = auto()  # width of one head: not sharded
     QUERIES = auto()  # all query heads: sharded by heads
+    HEADS = auto()  # query heads, one number each: sharded by heads
     KEYS = auto()  # all key (or value) heads: sharded by heads; copied where there are more ranks than heads
     INNER = auto()  # intermediate columns of the feed-forward layer: sharded evenly
     VOCABULARY = auto()  # rows of the vocabulary: sharded in ranges whose sizes differ by at most one
 
 
-SHARDED = frozenset({Axis.QUERIES, Axis.KEYS, Axis.INNER, Axis.VOCABULARY})  # axes that tensor parallelism shards
+# Axes that tensor parallelism shards
+SHARDED = frozenset({Axis.QUERIES, Axis.HEADS, Axis.KEYS, Axis.INNER, Axis.VOCABULARY})
 
 
 class GradientSum(Enum):
@@ -292,8 +294,10 @@ def axis_range(config: ModelConfig, shard: ModelShard, axis: Axis) -> AxisRange:
     """Return first index, count and owner of a shard's part of an axis."""
     if axis in (Axis.WIDTH, Axis.HEAD):
         return AxisRange(0, config.hidden_size if axis is Axis.WIDTH else config.n_head_dim, shard.tensor_index == 0)
-    if axis in (Axis.QUERIES, Axis.KEYS):
+    if axis in (Axis.QUERIES, Axis.HEADS, Axis.KEYS):
         heads, size = shard_heads(config, shard), config.n_head_dim
+        if axis is Axis.HEADS:
+            return AxisRange(heads.first_query, heads.queries)
         if axis is Axis.QUERIES:
             return AxisRange(heads.first_query * size, heads.queries * size)
         return AxisRange(heads.first_kv * size, heads.kvs * size, heads.owns_kv)

@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hlat.model import DocumentMask, LayerCache, attend
+from hlat.model import AlteredSoftmax, DocumentMask, LayerCache, attend
 from hlat.parallel.process_groups import all_gather, differentiable, reduce_scatter
 
 # (...) -> (R, ...) on every rank
@@ -45,13 +45,13 @@ class ContextParallelCore:
         v_BGsE: torch.Tensor,
         cache: LayerCache | None,
         document_mask: DocumentMask | None,
-        cap: float | None = None,
+        softmax: AlteredSoftmax | None = None,
     ) -> torch.Tensor:
         assert cache is None, "generation does not shard sequences"
         k_BGTE, v_BGTE = self._gather(k_BGsE, v_BGsE)
         if document_mask is not None:
-            return document_mask.attend(q_BHsE, k_BGTE, v_BGTE, cap)
-        assert cap is None, "the decoder makes a mask for capped scores"
+            return document_mask.attend(q_BHsE, k_BGTE, v_BGTE, softmax)
+        assert softmax is None, "the decoder makes a mask then"
         outs = [
             self._attend_to_prefix(q_BHCE, k_BGTE, v_BGTE, chunk)
             for q_BHCE, chunk in zip(q_BHsE.chunk(2, dim=2), self._chunks, strict=True)

@@ -80,16 +80,16 @@ def _missing_compiler(device: torch.device) -> str:
     )
 
 
-def check_isolation(device: torch.device, window: int | None = None, cap: float | None = None) -> None:
-    """Raise LaunchError if intra-document attention cannot run here: for a cap of scores, a window or data.isolate."""
+def check_isolation(device: torch.device, window: int | None = None, softmax: str = "") -> None:
+    """Raise LaunchError if intra-document attention cannot run here: for a field of softmax, a window or isolation."""
     # On accelerators it is flex attention, which must be compiled.
     kernel, compiler = backend_of(device).document_kernel, backend_of(device).compiler
     needed_for, remedy = "data.isolate=true", "Use data.isolate=false, or run.device=cpu."
     if window is not None:
         needed_for = f"model.sliding_window={window}"
         remedy = f"Use data.sequence_length={window}, which fits into the window, or run.device=cpu."
-    if cap is not None:
-        needed_for, remedy = f"model.attn_logit_softcapping={cap}", "Use run.device=cpu."
+    if softmax:
+        needed_for, remedy = softmax, "Use run.device=cpu."
     if kernel is None:
         reason = f"torch's flex attention does not support the device {device.type}"
     elif kernel.is_compiled and (obstacle := backend_of(device).compile_obstacle(device)):
@@ -134,10 +134,11 @@ def _of_the_device(recipe: Recipe, world: int, device: torch.device) -> Iterator
             f"precision.rounding=hardware: {backend.device_type} devices do not round stochastically. Use "
             "precision.rounding=software, which does so in the optimizer."
         )
-    window = recipe.model.window(recipe.data.sequence_length)
-    cap = recipe.model.attn_logit_softcapping
-    if recipe.data.isolate or window is not None or cap is not None:
-        yield from _error_of(lambda: check_isolation(device, None if recipe.data.isolate else window, cap))
+    model, window = recipe.model, recipe.model.window(recipe.data.sequence_length)
+    cap = f"model.attn_logit_softcapping={model.attn_logit_softcapping}"
+    softmax = "" if not model.alters_softmax else "model.attention_sinks=true" if model.attention_sinks else cap
+    if recipe.data.isolate or window is not None or softmax:
+        yield from _error_of(lambda: check_isolation(device, None if recipe.data.isolate else window, softmax))
     yield from _error_of(lambda: decide_compilation(recipe, device, world))
 
 

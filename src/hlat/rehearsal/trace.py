@@ -42,7 +42,7 @@ _ATTENTION_BACKWARD = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,
     torch.ops.hlat.attend_within_documents_backward,
     torch.ops.hlat.attend_backward,
-    torch.ops.hlat.attend_capped_backward,
+    torch.ops.hlat.attend_altered_backward,
 )
 
 
@@ -50,7 +50,7 @@ _WITH_WINDOW = (
     *_OWN_ATTENTION,
     torch.ops.hlat.attend_within_documents_backward,
     torch.ops.hlat.attend_backward,
-    torch.ops.hlat.attend_capped_backward,
+    torch.ops.hlat.attend_altered_backward,
 )
 
 # torch has no formulas for products that add to an operand in place; they have the FLOPs of those that return the sum.

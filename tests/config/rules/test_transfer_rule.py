@@ -6,6 +6,9 @@ import pytest
 
 from hlat.config import OwnOptimizerConfig, RecipeError
 from hlat.config.load import parse_recipe
+from hlat.config.sections.model import ModelConfig
+from hlat.config.sections.training import AdamWConfig
+from hlat.model import scale_lines
 from hlat.optim import optimizer_spec
 
 SIZES = {"vocab_size": 512, "layers": 2, "hidden_size": 32, "intermediate_size": 96, "heads": 4}
@@ -28,3 +31,28 @@ def test_what_a_rule_does_not_use_is_refused() -> None:
     assert set(found) == {"base_layers"} and "optimizer.transfer=completep" in found["base_layers"]
     with pytest.raises(RecipeError, match=r"optimizer\.transfer"):
         optimizer_spec(OwnOptimizerConfig.model_validate({"kind": "torch.optim:RAdam", "transfer": "mup"}), "fp32")
+
+
+@pytest.mark.parametrize("architecture", ["gemma2", "gemma3_text", "gpt_oss"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("bases", [(32, 2, 8), (16, 2, 8), (32, 1, 8), (32, 2, 4)], ids=str)
+def test_norms_that_cannot_be_multiplied_are_refused_exactly_where_a_model_would_multiply_them(
+    architecture: str, tied: bool, bases: tuple[int, int, int]
+) -> None:
+    model = {**SIZES, "architecture": architecture, "tie_embeddings": tied}
+    names = ("base_hidden_size", "base_layers", "base_head_dim")
+    optimizer = {"transfer": "completep", **dict(zip(names, bases, strict=True))}
+    found = []
+    for ask in (
+        lambda: parse_recipe(
+            {"model": model, "data": {"path": "none"}, "training": {"steps": 9}, "optimizer": optimizer}
+        ),
+        lambda: list(scale_lines(ModelConfig.model_validate(model), AdamWConfig.model_validate(optimizer))),
+    ):
+        try:
+            ask()
+        except RecipeError as error:
+            found.append([problem.path for problem in error.problems])
+        else:
+            found.append([])
+    assert found[0] == found[1] and (architecture != "gpt_oss" or not found[0])

@@ -34,6 +34,7 @@ from tests.support.distributed.layouts import (
     NORMS_AFTER,
     NORMS_BEFORE_AND_AFTER,
     SEQUENCE_LENGTH,
+    SINKS,
     SOME,
     TWO_KV_HEADS,
     WINDOW,
@@ -140,6 +141,7 @@ MEASURED = (
     Case("CP2, sliding window", 2, {"context": 2, "zero": 0}, dict(WINDOW), micro_batch=4),
     Case("CP2, layers differ", 2, {"context": 2, "zero": 0}, dict(MIXED), micro_batch=4),
     Case("CP2, capped", 2, {"context": 2, "zero": 0}, dict(CAPPED), micro_batch=4),
+    Case("CP2, sinks", 2, {"context": 2, "zero": 0}, dict(SINKS), micro_batch=4),
     Case("TP2 + SP, norms before and after", 2, {"tensor": 2}, dict(NORMS_BEFORE_AND_AFTER), micro_batch=4),
 )
 

@@ -16,7 +16,7 @@ from hlat.model.hf import folder as hf_write
 from hlat.model.hf.folder import read_hf, write_hf
 from hlat.model.parameter_layout import canonical_shapes, from_canonical, to_canonical
 from hlat.runtime.errors import CheckpointError, StorageError
-from tests.support.model.families import FAMILIES, attention_of, config_of, our_model, tokens_of, twin
+from tests.support.model.families import FAMILIES, config_of, implementations_of, our_model, tokens_of, twin
 
 transformers = pytest.importorskip("transformers", reason="the extra [hf] is not installed")
 
@@ -50,7 +50,7 @@ def test_transformers_loads_an_export_and_computes_the_same_logits(
         tmp_path / "out", config, canonical_of(config), eos_id=3, bos_id=1, max_shard_bytes=max_shard_bytes
     )
     loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, output_loading_info=True, attn_implementation=attention_of(config)
+        folder, output_loading_info=True, **implementations_of(config)
     )
     assert not info["unexpected_keys"]
     assert set(info["missing_keys"]) <= {"lm_head.weight"}

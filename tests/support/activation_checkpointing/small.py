@@ -41,6 +41,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "sliding_window": 9,
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    "sinks and biases": {
+        "architecture": "gpt_oss",
+        "head_dim": 16,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "sinks and biases, separate": {"architecture": "gpt_oss", "coalesce": False, "tie_embeddings": True},
+    "a part of each head is rotated": {"architecture": "phi3", "rope": {"partial_rotary_factor": 0.5}},
     "norms before and after": {
         "architecture": "gemma3_text",
         "head_dim": 16,

@@ -30,6 +30,13 @@ CAPPED = {
     "attn_logit_softcapping": 2.0,
     "final_logit_softcapping": 3.0,
 }
+# sinks are sharded by heads; biases are added to sums over ranks
+SINKS = {
+    **{name: value for name, value in MIXED.items() if name != "local_rope"},
+    "architecture": "gpt_oss",
+    "rope": {"scaling": {"kind": "yarn", "factor": 4.0, "original_max_position": 8, "truncate": False}},
+}
+PARTLY_ROTATED = {**TWO_KV_HEADS, "architecture": "phi3", "rope": {"partial_rotary_factor": 0.5}}
 NO_ROPE = {"layers": 4, "heads": 4, "kv_heads": 2, "architecture": "smollm3", "rope_layers": [True, False, False]}
 
 # Norms after attention and feed-forward give larger first gradients. At 3e-3 twenty steps multiply differences by a
@@ -107,6 +114,13 @@ CASES: tuple[Case, ...] = (
     ),
     Case("TP2 x PP2, capped", 4, {"tensor": 2, "pipeline": 2}, dict(CAPPED), micro_batch=4, lr=CALM),
     Case("CP2 x DP2, ZeRO 3, capped", 4, {"context": 2, "zero": 3}, dict(CAPPED), lr=CALM),
+    Case("TP4 + SP, 2 kv heads, sinks", 4, {"tensor": 4}, dict(SINKS), micro_batch=8, lr=CALM),
+    Case("TP2, sinks", 2, {"tensor": 2, "sequence": False}, dict(SINKS), micro_batch=8, lr=CALM),
+    Case("PP2, sinks", 2, {"pipeline": 2}, dict(SINKS), lr=CALM),
+    Case("CP2, sinks", 2, {"context": 2}, dict(SINKS), micro_batch=8, lr=CALM),
+    Case("DP4, ZeRO 3, sinks, an empty shard", 4, {"zero": 3}, {**SINKS, "heads": 2}, micro_batch=1, lr=CALM),
+    Case("TP2 x PP2, partly rotated", 4, {"tensor": 2, "pipeline": 2}, dict(PARTLY_ROTATED), micro_batch=4),
+    Case("CP2 x DP2, ZeRO 3, partly rotated", 4, {"context": 2, "zero": 3}, dict(PARTLY_ROTATED)),
     Case("TP2 x PP2, layers without RoPE", 4, {"tensor": 2, "pipeline": 2}, dict(NO_ROPE), micro_batch=4),
     Case("CP2 x DP2, ZeRO 3, layers without RoPE", 4, {"context": 2, "zero": 3}, dict(NO_ROPE)),
     *_pipelines(),

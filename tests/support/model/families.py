@@ -10,7 +10,8 @@ from torch import nn
 from hlat.config.sections.model import ModelConfig
 from hlat.model import Decoder, build
 from hlat.model.document_attention import DocumentMask
-from hlat.model.hf.config import config_json
+from hlat.model.hf.config import config_json, hf_class
+from hlat.model.hf.packing import Packed, pack, packed_tensors
 from hlat.model.parameter_layout import from_canonical, to_canonical
 
 BASE: dict[str, Any] = {
@@ -27,6 +28,7 @@ BASE: dict[str, Any] = {
 FULL, SLIDING = "full_attention", "sliding_attention"
 LLAMA3 = {"kind": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position": 64}
 YARN = {"kind": "yarn", "factor": 4.0, "original_max_position": 64, "mscale": 1.5, "mscale_all_dim": 0.7}
+GPT_OSS_YARN = {"kind": "yarn", "factor": 4.0, "original_max_position": 64, "truncate": False}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama2-mha": {},
@@ -93,6 +95,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_layers": [True, True, True, False],
         "tie_embeddings": True,
     },
+    "phi3": {
+        "architecture": "phi3",
+        "kv_heads": 2,
+        "head_dim": 24,
+        "rope": {"partial_rotary_factor": 0.75},
+        "sliding_window": 9,
+    },
+    "gpt-oss": {
+        "architecture": "gpt_oss",
+        "layers": 4,
+        "kv_heads": 2,
+        "head_dim": 24,
+        "rope": {"theta": 150000.0, "scaling": GPT_OSS_YARN},
+        "sliding_window": 9,
+        "layer_types": [SLIDING, FULL],
+    },
     "qwen2-bias": {"architecture": "qwen2", "kv_heads": 2, "rope": {"theta": 1e6}, "norm_eps": 1e-6},
     "qwen3-norm": {"architecture": "qwen3", "kv_heads": 2, "head_dim": 24, "rope": {"theta": 1e6}, "norm_eps": 1e-6},
     "qwen3-norm-bias-tied": {
@@ -104,7 +122,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 
-WITHOUT_STEP = {"gemma2", "gemma3", "gemma3-scaled", "olmo3", "ministral", "smollm3"}
+WITHOUT_STEP = {"gemma2", "gemma3", "gemma3-scaled", "gpt-oss", "olmo3", "ministral", "phi3", "smollm3"}
 """Families that the compiled decoding step does not compute."""
 
 
@@ -131,9 +149,10 @@ def load(model: Decoder, canonical: dict[str, torch.Tensor]) -> None:
     model.load_state_dict(from_canonical(model.config, canonical))
 
 
-def attention_of(config: ModelConfig) -> str:
-    """Return the implementation of attention in transformers that caps scores if a model does."""
-    return "sdpa" if config.attn_logit_softcapping is None else "eager"
+def implementations_of(config: ModelConfig) -> dict[str, str]:
+    """Return the implementations in transformers that alter softmax if a model does, and have experts in float64."""
+    experts = {"experts_implementation": "eager"} if config.architecture == "gpt_oss" else {}
+    return {"attn_implementation": "eager" if config.alters_softmax else "sdpa", **experts}
 
 
 def twin(model: Decoder, dtype: torch.dtype) -> nn.Module:
@@ -143,18 +162,18 @@ def twin(model: Decoder, dtype: torch.dtype) -> nn.Module:
     config = model.config
     content = config_json(config, torch.float32, eos_id=None, bos_id=None)
     theirs = transformers.AutoModelForCausalLM.from_config(
-        transformers.AutoConfig.for_model(**content), attn_implementation=attention_of(config), dtype=torch.float32
+        transformers.AutoConfig.for_model(**content), dtype=torch.float32, **implementations_of(config)
     )
     weights = {name: t.detach().float() for name, t in to_canonical(config, dict(model.named_parameters())).items()}
-    missing, unexpected = theirs.load_state_dict(weights, strict=False)
-    assert not unexpected
-    assert set(missing) <= {"lm_head.weight", *(n for n in missing if n.endswith("o_proj.bias"))}
-    with torch.no_grad():
-        for name, parameter in theirs.named_parameters():
-            if name.endswith("o_proj.bias"):
-                parameter.zero_()
+    missing, unexpected = theirs.load_state_dict(dict(pack(packed_of(config), weights.items())), strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}
     theirs.tie_weights()
     return theirs.to(dtype).eval()
+
+
+def packed_of(config: ModelConfig) -> tuple[Packed, ...]:
+    """Return the tensors that transformers has otherwise than hlat."""
+    return packed_tensors(hf_class(config).model_type, config.options)
 
 
 @contextmanager
@@ -186,8 +205,8 @@ def tokens_of(config: ModelConfig, batch: int = 2, length: int = 48) -> torch.Te
 
 
 def mask_of(config: ModelConfig, x_BSD: torch.Tensor) -> DocumentMask | None:
-    """Return the mask that the decoder gives blocks whose scores are capped; None for all others."""
-    if config.attn_logit_softcapping is None:
+    """Return the mask that the decoder gives blocks with another softmax; None for all others."""
+    if not config.alters_softmax:
         return None
     batch, length = x_BSD.shape[:2]
     return DocumentMask.from_positions(torch.arange(length).expand(batch, -1), ((0, length),))

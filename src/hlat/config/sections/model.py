@@ -11,21 +11,35 @@ in Hugging Face's config.json.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Literal, get_args
 
 from pydantic import model_validator
 
 from hlat.config import own_parts
 from hlat.config.sections.base import MOST_TOKENS, Length, OwnPart, Section, as_own, fixed
-from hlat.config.sections.rope import Scaling
+from hlat.config.sections.rope import SCALINGS, Scaling
 
 ArchitectureName = Literal[
-    "gemma2", "gemma3_text", "llama", "ministral", "mistral", "olmo2", "olmo3", "qwen2", "qwen3", "smollm3"
+    "gemma2",
+    "gemma3_text",
+    "gpt_oss",
+    "llama",
+    "ministral",
+    "mistral",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "smollm3",
 ]
 
 OPTIONS: Mapping[str, Any] = {
     "qkv_bias": False,
     "qk_norm": False,
+    "attention_sinks": False,
+    "rope.partial_rotary_factor": 1.0,
     "sliding_window": None,
     "layer_types": None,
     "local_rope": None,
@@ -51,7 +65,9 @@ class ArchitectureEntry:
         kv_heads_are_heads: True if a file without num_key_value_heads means one per query head; else it is required.
         activation: the field of config.json that names the activation, and the names that mean this family's.
         written: further fields of config.json: a constant, or the name of the option in braces.
-        refused: fields of config.json whose value must be false or absent, with the reason.
+        refused: fields of config.json whose value must be the one that is written, or else false, with the reason.
+        scalings: kinds of RoPE scaling that transformers computes for it.
+        has_fixed_norms: True if its norms cannot be multiplied, as ``optimizer.transfer`` may have to.
     """
 
     class_name: str
@@ -64,6 +80,8 @@ class ArchitectureEntry:
     activation: tuple[str, ...] = ("hidden_act", "silu", "swish")
     written: Mapping[str, Any] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
+    scalings: tuple[str, ...] = tuple(SCALINGS)
+    has_fixed_norms: bool = False
 
 
 _QWEN_WINDOWS = {"sliding_window": 4096, "max_window_layers": 28}  # if use_sliding_window is true
@@ -84,6 +102,7 @@ ARCHITECTURES: dict[str, ArchitectureEntry] = {
     "gemma2": ArchitectureEntry(
         "Gemma2ForCausalLM",
         computes_as="gemma2",
+        has_fixed_norms=True,
         free=(
             "sliding_window",
             "layer_types",
@@ -111,6 +130,7 @@ ARCHITECTURES: dict[str, ArchitectureEntry] = {
     "gemma3_text": ArchitectureEntry(
         "Gemma3ForCausalLM",
         computes_as="gemma3_text",
+        has_fixed_norms=True,
         fixed={"qk_norm": True},
         free=("sliding_window", "layer_types", "local_rope", "query_pre_attn_scalar"),
         implied={
@@ -128,6 +148,46 @@ ARCHITECTURES: dict[str, ArchitectureEntry] = {
             **_NOT_GEMMA,
             "final_logit_softcapping": "logits are not capped here.",
             "attn_logit_softcapping": "scores of attention are not capped here.",
+        },
+    ),
+    "gpt_oss": ArchitectureEntry(
+        "GptOssForCausalLM",
+        computes_as="gpt_oss",
+        fixed={"qkv_bias": True, "attention_sinks": True},
+        free=("sliding_window", "layer_types"),
+        implied={
+            "rms_norm_eps": 1e-5,
+            "head_dim": 64,
+            "num_key_value_heads": 8,
+            "sliding_window": 128,
+            "layer_types": (SLIDING_ATTENTION, FULL_ATTENTION),
+            "rope_theta": 150000.0,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+            "attention_bias": True,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+        },
+        # One expert, which the router cannot but choose with a weight of 1, is a dense layer.
+        written={
+            "attention_bias": True,
+            "num_local_experts": 1,
+            "num_experts_per_tok": 1,
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+        },
+        refused={
+            "attention_bias": "projections of gpt-oss always have biases here.",
+            "num_local_experts": "feed-forward layers are dense here: they have one expert.",
+            "num_experts_per_tok": "feed-forward layers are dense here: they have one expert.",
+            "swiglu_alpha": "gpt-oss has 1.702 here.",
+            "swiglu_limit": "gpt-oss has 7 here.",
         },
     ),
     "llama": ArchitectureEntry(
@@ -169,6 +229,20 @@ ARCHITECTURES: dict[str, ArchitectureEntry] = {
         kv_heads_are_heads=True,
         written={"attention_bias": False},
         refused={"attention_bias": "projections of OLMo 3 have no biases here."},
+    ),
+    "phi3": ArchitectureEntry(
+        "Phi3ForCausalLM",
+        free=("sliding_window", "rope.partial_rotary_factor"),
+        implied={"rms_norm_eps": 1e-5},
+        kv_heads_are_heads=True,
+        written={
+            "sliding_window": "{sliding_window}",
+            "partial_rotary_factor": "{rope.partial_rotary_factor}",
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+        },
+        refused=dict.fromkeys(("resid_pdrop", "embd_pdrop"), "models are trained without dropout."),
+        scalings=(),  # it takes YaRN for LongRoPE
     ),
     "qwen2": ArchitectureEntry(
         "Qwen2ForCausalLM",
@@ -250,11 +324,17 @@ class RopeConfig(Section):
     """Base of the geometric series of frequencies."""
     scaling: Scaling | None = fixed(None)
     """Scaling of the frequencies for longer contexts; null for none."""
+    partial_rotary_factor: float = fixed(1.0, gt=0, le=1)
+    """Share of each head that is rotated, its first elements (Phi-4-mini); the others have no position."""
 
     @property
     def constant_up_to(self) -> int | None:
         """Length up to which sequences of every length have the same frequencies; None for no limit."""
         return None if self.scaling is None else self.scaling.constant_up_to
+
+    def width(self, head_dim: int) -> int:
+        """Return how many elements of a head are rotated."""
+        return int(head_dim * self.partial_rotary_factor)
 
 
 @dataclass(frozen=True)
@@ -304,6 +384,8 @@ class ModelConfig(Section):
     """Give the query, key and value projections a bias (Qwen2)."""
     qk_norm: bool = fixed(False)
     """Apply an RMSNorm over the head dimension to queries and keys before RoPE (Qwen3)."""
+    attention_sinks: bool = fixed(False)
+    """Give each query head a learned score beside those of the keys, without a value (gpt-oss)."""
     sliding_window: Length | None = fixed(None, gt=0, le=MOST_TOKENS)
     """Number of tokens that a token attends to, itself included (Mistral); null means all before it."""
     layer_types: tuple[LayerType, ...] | None = fixed(None, min_length=1)
@@ -338,7 +420,12 @@ class ModelConfig(Section):
     @property
     def options(self) -> dict[str, Any]:
         """Values of the options that not every architecture has."""
-        return {name: getattr(self, name) for name in OPTIONS}
+        return {name: attrgetter(name)(self) for name in OPTIONS}
+
+    @property
+    def alters_softmax(self) -> bool:
+        """True if attention is not softmax of scores alone, which few kernels compute."""
+        return self.attention_sinks or self.attn_logit_softcapping is not None
 
     def layer_kind(self, index: int) -> LayerKind:
         """Return the window and the rotation of a layer, by its index in the complete model."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hlat.config import ModelConfig, OwnModelConfig, own_parts
 from hlat.model.architectures.base import Architecture, NormPlace
 from hlat.model.architectures.gemma import GEMMA
+from hlat.model.architectures.gpt_oss import GPT_OSS
 from hlat.model.architectures.llama import LLAMA
 from hlat.model.architectures.olmo2 import OLMO2
 from hlat.model.spec import ModelShard, ModelSpec
@@ -20,11 +21,13 @@ __all__ = ["NormPlace", "architecture_of", "build_block", "model_spec", "norm_pl
 _ARCHITECTURES: dict[str, Architecture] = {
     "gemma2": GEMMA,
     "gemma3_text": GEMMA,
+    "gpt_oss": GPT_OSS,
     "llama": LLAMA,
     "ministral": LLAMA,
     "mistral": LLAMA,
     "olmo2": OLMO2,
     "olmo3": OLMO2,
+    "phi3": LLAMA,
     "qwen2": LLAMA,
     "qwen3": LLAMA,
     "smollm3": LLAMA,

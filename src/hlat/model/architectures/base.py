@@ -105,12 +105,23 @@ def projections(kind: str, coalesce: bool) -> tuple[ParameterSpec, ...]:
         name: TensorSpec(f"self_attn.{name}_proj.{kind}", rows, columns, Component.ATTENTION, initial, sums[rows])
         for name, rows in axes.items()
     }
-    if coalesce:
-        return (ParameterSpec(f"attention.qkv.{kind}", tuple(tensors.values()), Fusion.KEY_HEADS, "qkv", "qkv"),)
+    parameters = {"qkv": tuple(tensors.values())} if coalesce else {name: (tensors[name],) for name in tensors}
     return tuple(
-        ParameterSpec(f"attention.{name}.{kind}", (tensor,), Fusion.KEY_HEADS, "qkv", "qkv")
-        for name, tensor in tensors.items()
+        ParameterSpec(f"attention.{name}.{kind}", its, Fusion.KEY_HEADS, "qkv", "qkv")
+        for name, its in parameters.items()
     )
+
+
+def sinks() -> ParameterSpec:
+    """Describe the sinks of query heads: a score of each."""
+    tensor = TensorSpec("self_attn.sinks", Axis.HEADS, None, Component.ATTENTION)
+    return ParameterSpec("attention.sinks", (tensor,), step="attention_output", freed_by="attention_output")
+
+
+def added_bias(name: str, canonical: str, component: Component) -> ParameterSpec:
+    """Describe the bias of a projection into the residual stream, which is added behind the sum over tensor ranks."""
+    tensor = TensorSpec(canonical, Axis.WIDTH, None, component, Initial.ZEROS, GradientSum.SEQUENCE, is_added=True)
+    return ParameterSpec(name, (tensor,))
 
 
 def head_norms(initial: Initial = Initial.ONES) -> tuple[ParameterSpec, ...]:
@@ -133,19 +144,57 @@ def output_projection(is_added: bool = True) -> ParameterSpec:
 
 def feed_forward(coalesce: bool, is_added: bool = True) -> tuple[ParameterSpec, ...]:
     """Describe the SwiGLU layer; ``is_added`` as of ``output_projection``."""
-    gate, up = (
-        TensorSpec(f"mlp.{name}_proj.weight", Axis.INNER, Axis.WIDTH, Component.FEED_FORWARD) for name in ("gate", "up")
-    )
     axes = (Axis.WIDTH, Axis.INNER)
     down = TensorSpec("mlp.down_proj.weight", *axes, Component.FEED_FORWARD, Initial.RESIDUAL, is_added=is_added)
-    if coalesce:
-        first = [ParameterSpec("feed_forward.gate_up.weight", (gate, up), Fusion.GATE_UP, "gate_up", "gate_up")]
-    else:
-        first = [
-            ParameterSpec(f"feed_forward.{name}.weight", (tensor,), Fusion.GATE_UP, "gate_up", "gate_up")
-            for name, tensor in (("gate", gate), ("up", up))
-        ]
-    return (*first, ParameterSpec("feed_forward.down.weight", (down,), step="down", freed_by="down_weight_copy"))
+    last = ParameterSpec("feed_forward.down.weight", (down,), step="down", freed_by="down_weight_copy")
+    return (*gate_up("weight", coalesce), last)
+
+
+def gate_up(kind: str, coalesce: bool) -> tuple[ParameterSpec, ...]:
+    """Describe weights or biases of the projections to gate and up: one parameter or two."""
+    columns, initial = (Axis.WIDTH, Initial.NORMAL) if kind == "weight" else (None, Initial.ZEROS)
+    tensors = {
+        name: TensorSpec(f"mlp.{name}_proj.{kind}", Axis.INNER, columns, Component.FEED_FORWARD, initial)
+        for name in ("gate", "up")
+    }
+    parameters = {"gate_up": tuple(tensors.values())} if coalesce else {name: (tensors[name],) for name in tensors}
+    return tuple(
+        ParameterSpec(f"feed_forward.{name}.{kind}", its, Fusion.GATE_UP, "gate_up", "gate_up")
+        for name, its in parameters.items()
+    )
+
+
+ATTENTION_NORM = stream_norm("attention_norm.weight", "input_layernorm.weight", "attention_norm", "attention_input")
+FEED_FORWARD_NORM = stream_norm(
+    "feed_forward_norm.weight", "post_attention_layernorm.weight", "feed_forward_norm", "feed_forward_input"
+)
+"""The norms of LLaMA's blocks."""
+
+
+def saved_by_block(coalesce: bool, qk_norm: bool, output_norms: bool = False) -> tuple[SavedTensor, ...]:
+    """Describe what a block with norms before its halves saves: each norm its input, and a number for each token."""
+    width = (Axis.WIDTH,)
+    # Norms of what the halves add save that too. The second is never recomputed: that would take one more product.
+    results = [
+        (
+            SavedTensor(f"{half}_result", freed_by, width, between=True),
+            SavedTensor(f"{half}_output_norm_scale", freed_by, statistics=True, between=True),
+        )
+        for half, freed_by in ((("attention", ("residual",)), ("feed_forward", ())) if output_norms else ())
+    ]
+    return (
+        SavedTensor("x", axes=width, between=True),
+        SavedTensor("attention_norm_scale", ("attention_input",), statistics=True, between=True),
+        SavedTensor("attention_input", ("attention_input",), width),
+        *saved_by_attention(),
+        *(results[0] if output_norms else ()),
+        SavedTensor("residual", ("residual",), width, between=True),
+        SavedTensor("feed_forward_norm_scale", ("feed_forward_input",), statistics=True, between=True),
+        SavedTensor("feed_forward_input", ("feed_forward_input",), width),
+        *saved_by_feed_forward(),
+        *(saved_by_head_norms(coalesce) if qk_norm else ()),
+        *(results[1] if output_norms else ()),
+    )
 
 
 def saved_by_attention() -> tuple[SavedTensor, ...]:

@@ -18,12 +18,10 @@ from hlat.model.architectures.base import (
     head_norms,
     output_projection,
     projections,
-    saved_by_attention,
-    saved_by_feed_forward,
-    saved_by_head_norms,
+    saved_by_block,
     stream_norm,
 )
-from hlat.model.spec import Axis, Initial, ModelSpec, ParameterSpec, SavedTensor
+from hlat.model.spec import Initial, ModelSpec, ParameterSpec
 
 if TYPE_CHECKING:
     from hlat.model.layers import DecoderBlock
@@ -46,32 +44,12 @@ def _describe(tie_embeddings: bool, coalesce: bool, qk_norm: bool) -> ModelSpec:
         *feed_forward(coalesce, is_added=False),
         _norm("feed_forward_output", "post_feedforward", "", is_added=True),
     )
-    return decoder_spec(block, _saved(coalesce, qk_norm), tie_embeddings, norm=Initial.ZEROS)
+    return decoder_spec(block, saved_by_block(coalesce, qk_norm, output_norms=True), tie_embeddings, norm=Initial.ZEROS)
 
 
 def _norm(name: str, canonical: str, freed_by: str, is_added: bool = False) -> ParameterSpec:
     names = f"{name}_norm.weight", f"{canonical}_layernorm.weight", f"{name}_norm"
     return stream_norm(*names, freed_by, Initial.ZEROS, is_added)
-
-
-def _saved(coalesce: bool, qk_norm: bool) -> tuple[SavedTensor, ...]:
-    width = (Axis.WIDTH,)
-    return (
-        SavedTensor("x", axes=width, between=True),
-        SavedTensor("attention_norm_scale", ("attention_input",), statistics=True, between=True),
-        SavedTensor("attention_input", ("attention_input",), width),
-        *saved_by_attention(),
-        SavedTensor("attention_result", ("residual",), width, between=True),
-        SavedTensor("attention_output_norm_scale", ("residual",), statistics=True, between=True),
-        SavedTensor("residual", ("residual",), width, between=True),
-        SavedTensor("feed_forward_norm_scale", ("feed_forward_input",), statistics=True, between=True),
-        SavedTensor("feed_forward_input", ("feed_forward_input",), width),
-        *saved_by_feed_forward(),
-        *(saved_by_head_norms(coalesce) if qk_norm else ()),
-        # Saved by its norm, and never recomputed, as in OLMo 2
-        SavedTensor("feed_forward_result", axes=width, between=True),
-        SavedTensor("feed_forward_output_norm_scale", statistics=True, between=True),
-    )
 
 
 def _block() -> type["DecoderBlock"]:

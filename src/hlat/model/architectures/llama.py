@@ -3,7 +3,7 @@
     x -> attention_norm -> q, k, v -> (q_norm, k_norm) -> attention -> output -> +
       -> feed_forward_norm -> gate, up -> down -> +
 
-Three other architectures have the same blocks:
+Other architectures have the same blocks:
 
 - Mistral (arXiv 2310.06825): attention to the last ``model.sliding_window`` tokens only. The window is part of the mask
   of attention within documents (``hlat.model.document_attention``), which all kernels, context parallelism and
@@ -11,12 +11,16 @@ Three other architectures have the same blocks:
 - Qwen2 (arXiv 2407.10671): biases of queries, keys and values; ``model.qkv_bias`` is always true.
 - Qwen3 (arXiv 2505.09388): norms of every query and key head before rotation; ``model.qk_norm`` is always true, biases
   (``model.qkv_bias``) are optional.
+- Phi-3 (arXiv 2404.14219): fused matrices in files (``hlat.model.hf.packing``). In Phi-4-mini (arXiv 2503.01743) only
+  the first part of each head is rotated (``model.rope.partial_rotary_factor``).
 """
 
 from functools import lru_cache
 
 from hlat.config import ModelConfig
 from hlat.model.architectures.base import (
+    ATTENTION_NORM,
+    FEED_FORWARD_NORM,
     Architecture,
     NormPlace,
     decoder_block,
@@ -25,12 +29,9 @@ from hlat.model.architectures.base import (
     head_norms,
     output_projection,
     projections,
-    saved_by_attention,
-    saved_by_feed_forward,
-    saved_by_head_norms,
-    stream_norm,
+    saved_by_block,
 )
-from hlat.model.spec import Axis, ModelSpec, SavedTensor
+from hlat.model.spec import ModelSpec
 
 
 def llama_spec(config: ModelConfig) -> ModelSpec:
@@ -41,38 +42,15 @@ def llama_spec(config: ModelConfig) -> ModelSpec:
 @lru_cache
 def _describe(tie_embeddings: bool, coalesce: bool, qkv_bias: bool, qk_norm: bool) -> ModelSpec:
     block = (
-        stream_norm(
-            "attention_norm.weight", "input_layernorm.weight", step="attention_norm", freed_by="attention_input"
-        ),
+        ATTENTION_NORM,
         *projections("weight", coalesce),
         *(projections("bias", coalesce) if qkv_bias else ()),
         *(head_norms() if qk_norm else ()),
         output_projection(),
-        stream_norm(
-            "feed_forward_norm.weight",
-            "post_attention_layernorm.weight",
-            step="feed_forward_norm",
-            freed_by="feed_forward_input",
-        ),
+        FEED_FORWARD_NORM,
         *feed_forward(coalesce),
     )
-    return decoder_spec(block, _saved(coalesce, qk_norm), tie_embeddings)
-
-
-def _saved(coalesce: bool, qk_norm: bool) -> tuple[SavedTensor, ...]:
-    """Describe the saved tensors: norms save their input, and a number for each token."""
-    width = (Axis.WIDTH,)
-    return (
-        SavedTensor("x", axes=width, between=True),
-        SavedTensor("attention_norm_scale", ("attention_input",), statistics=True, between=True),
-        SavedTensor("attention_input", ("attention_input",), width),
-        *saved_by_attention(),
-        SavedTensor("residual", ("residual",), width, between=True),
-        SavedTensor("feed_forward_norm_scale", ("feed_forward_input",), statistics=True, between=True),
-        SavedTensor("feed_forward_input", ("feed_forward_input",), width),
-        *saved_by_feed_forward(),
-        *(saved_by_head_norms(coalesce) if qk_norm else ()),
-    )
+    return decoder_spec(block, saved_by_block(coalesce, qk_norm), tie_embeddings)
 
 
 LLAMA = Architecture(llama_spec, decoder_block, NormPlace.INPUT)

@@ -34,7 +34,6 @@ class HFClass:
 
     model_type: str
     class_name: str
-    zero_output_bias: bool = False  # True if it has an o_proj.bias, which hlat's models do not
 
 
 # A special token id, several with the same meaning (a chat model has several end-of-text tokens), or None
@@ -68,13 +67,11 @@ def _token_ids(value: Any) -> TokenIds:
 
 def hf_class(config: ModelConfig, family: str | None = None) -> HFClass:
     """Return the transformers class that computes the same function as the model, of a family if one is given."""
-    name, options = family or exported_family(config.architecture, config.options), config.options
+    name = family or exported_family(config.architecture, config.options)
     if not (class_name := architecture_entry(name).class_name):
         reason = "transformers has no class of this architecture, so it cannot be exported."
         raise RecipeError([Problem("model.architecture", reason, "Use hlat evaluate and hlat generate.", name, True)])
-    # attention_bias of transformers includes an output bias.
-    has_output_bias = written_fields(name, options).get("attention_bias", False)
-    return HFClass(name, class_name, zero_output_bias=has_output_bias)
+    return HFClass(name, class_name)
 
 
 def config_json(
@@ -157,9 +154,10 @@ def _rope(rope: RopeConfig, longest: int | None) -> dict[str, Any]:
         fields |= {name: value for name, value in named.items() if value is not None}
     # With some scalings, this is the context before scaling.
     longest = fields.pop("max_position_embeddings", longest)
+    share = {} if rope.partial_rotary_factor == 1 else {"partial_rotary_factor": rope.partial_rotary_factor}
     return {
         "max_position_embeddings": longest,
         "rope_theta": theta,
         "rope_scaling": fields if scaling is not None else None,
-        "rope_parameters": {"rope_theta": theta, **fields},
+        "rope_parameters": {"rope_theta": theta, **fields, **share},
     }

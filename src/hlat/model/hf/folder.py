@@ -1,10 +1,11 @@
 """Hugging Face model folders: read one, and write one that ``AutoModelForCausalLM.from_pretrained`` can load.
 
     config.json -> hf_to_model -> fields -> expected names and shapes
-    model.safetensors, or else the index and its shards -> headers -> all differences at once -> tensors, read on access
+    model.safetensors, or else the index and its shards -> headers -> all differences at once
+        -> ``packing.sources`` -> canonical tensors, read on access
 
-    canonical tensors -> cast -> shards of at most max_shard_bytes -> + index, config, generation config, tokenizer
-                      -> temporary folder -> renamed
+    canonical tensors -> cast -> ``packing.pack`` -> shards of at most max_shard_bytes
+                      -> + index, config, generation config, tokenizer -> temporary folder -> renamed
 
 Only safetensors files are read: a ``.bin`` file is a pickle, and loading a pickle can run code. Writing takes memory of
 at most one shard in addition to the caller's tensors.
@@ -15,7 +16,7 @@ import functools
 import json
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from safetensors.torch import save_file
 
 from hlat.config import ModelConfig, RecipeError, hf_to_model, model_problems
 from hlat.model.hf.config import SpecialIds, TokenIds, config_json, hf_class
+from hlat.model.hf.packing import Named, pack, packed_shapes, packed_tensors, sources
 from hlat.model.parameter_layout import canonical_shapes, check_canonical, check_layers, merge_tied
 from hlat.runtime.errors import CheckpointError, StorageError
 from hlat.runtime.storage.local_files import broken_link, read_small_file, recognize_file, sync_to_disk
@@ -110,17 +112,18 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 
 
 class FileTensor(NamedTuple):
-    """A tensor in a safetensors file, as the header of the file describes it."""
+    """A tensor in a safetensors file, as the header of the file describes it, or a part of one."""
 
     file: Path
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype | str  # the file's word for it, if weights do not have this type
+    take: Callable[[torch.Tensor], torch.Tensor] | None = None  # out of the tensor of the file; None for all of it
 
     def read(self) -> torch.Tensor:
         with _open(self.file) as file:
             tensor: torch.Tensor = file.get_tensor(self.name)
-        return tensor
+        return tensor if self.take is None else self.take(tensor)
 
 
 class LazyTensors(Mapping[str, torch.Tensor]):
@@ -169,11 +172,16 @@ def read_hf(hf_dir: str | Path) -> tuple[dict[str, Any], LazyTensors]:
     # First, because the lists below name every tensor of every layer of config.json, however many it claims.
     check_layers(config, len(found), str(folder))
     found = merge_tied(config, found, lambda name: found[name].read())
-    for name in _redundant(config, found):
-        del found[name]
-    expected = canonical_shapes(config)
-    check_canonical(expected, found, str(folder))
-    return fields, LazyTensors({name: found[name] for name in expected})
+    shapes, packed = canonical_shapes(config), packed_tensors(hf_class(config).model_type, config.options)
+    redundant = _redundant(shapes, found, [each.name for each in packed if each.unpack is None])
+    found = {name: tensor for name, tensor in found.items() if name not in redundant}
+    stored = packed_shapes([each for each in packed if each.unpack is not None], shapes)
+    check_canonical(stored, found, str(folder))
+    parts = {
+        name: found[source]._replace(shape=shapes[name], take=take)
+        for name, (source, take) in sources(packed, shapes).items()
+    }
+    return fields, LazyTensors(parts)
 
 
 def read_special_ids(hf_dir: str | Path) -> tuple[SpecialIds, SpecialIds]:
@@ -232,18 +240,20 @@ def _weight_map(index: Path) -> dict[str, str]:
     return files
 
 
-def _redundant(config: ModelConfig, found: Mapping[str, FileTensor]) -> list[str]:
+def _redundant(
+    shapes: Mapping[str, tuple[int, ...]], found: Mapping[str, FileTensor], without_effect: list[str]
+) -> set[str]:
     """Names of tensors that files have in addition to the weights, and that do not change the model."""
-    redundant = [name for name in found if name.endswith("rotary_emb.inv_freq")]
-    if not config.qkv_bias:
-        return redundant
+    more = [name for name in found if name not in shapes]
+    redundant = {name for name in more if name.endswith(("rotary_emb.inv_freq", *without_effect))}
     # attention_bias of llama and qwen3 includes an output bias, which hlat's models do not have
-    biases = [name for name in found if name.endswith("o_proj.bias")]
+    has_biases = any(name.endswith("q_proj.bias") for name in shapes)
+    biases = {name for name in more if has_biases and name.endswith("o_proj.bias")}
     reason = "is not zero, but hlat's models have no output bias"
     wrong = [f"  {name}: {reason}" for name in biases if found[name].read().any()]
     if wrong:
         raise CheckpointError("\n".join(["these tensors do not fit any model that hlat supports:", *wrong]))
-    return redundant + biases
+    return redundant | biases
 
 
 def _no_weights(folder: Path) -> CheckpointError:
@@ -280,9 +290,6 @@ def _open(path: Path) -> Iterator[Any]:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}.") from error
         remedy = "Download or copy the file again."
         raise CheckpointError(f"{path}: not a complete safetensors file ({error}). {remedy}") from error
-
-
-Named = tuple[str, torch.Tensor]
 
 
 def write_hf(
@@ -326,9 +333,9 @@ def write_hf(
         if tokenizer_dir is not None:
             _copy_tokenizer(Path(tokenizer_dir), folder, eos_id, bos_id)
         config_json(config, torch.float32, eos_id, bos_id, pad_id)  # raises before anything large is written
-        has_bias = hf_class(config, family).zero_output_bias
-        named = _cast(_with_zero_biases(config, pairs) if has_bias else pairs, dtype)
-        stored = _write_weights(folder, config, named, has_bias, max_shard_bytes)
+        packed = packed_tensors(hf_class(config, family).model_type, config.options)
+        expected = packed_shapes(packed, canonical_shapes(config))
+        stored = _write_weights(folder, expected, pack(packed, _cast(pairs, dtype)), max_shard_bytes)
         write_json(folder / "config.json", config_json(config, stored, eos_id, bos_id, pad_id, family))
         generation = generation or SpecialIds(bos_id, eos_id, pad_id)
         write_json(folder / "generation_config.json", generation.as_json)
@@ -346,22 +353,10 @@ def _cast(pairs: Iterable[Named], dtype: torch.dtype | None) -> Iterator[Named]:
         yield name, cast
 
 
-def _with_zero_biases(config: ModelConfig, pairs: Iterable[Named]) -> Iterator[Named]:
-    """Add the output biases that the target class has and hlat's models do not, as zeros."""
-    for name, tensor in pairs:
-        yield name, tensor
-        if name.endswith("o_proj.weight"):
-            yield name.removesuffix("weight") + "bias", torch.zeros(config.hidden_size, dtype=tensor.dtype)
-
-
 def _write_weights(
-    folder: Path, config: ModelConfig, pairs: Iterable[Named], has_bias: bool, max_shard_bytes: int
+    folder: Path, expected: Mapping[str, tuple[int, ...]], pairs: Iterable[Named], max_shard_bytes: int
 ) -> torch.dtype:
     """Write shards and index; return the dtype of the embedding, for config.json."""
-    expected = canonical_shapes(config)
-    if has_bias:
-        weights = [name for name in expected if name.endswith("o_proj.weight")]
-        expected |= {name.removesuffix("weight") + "bias": (config.hidden_size,) for name in weights}
     written: dict[str, torch.Tensor] = {}
     shards: list[list[str]] = []
     total, dtype = 0, torch.float32

@@ -75,7 +75,7 @@ class Attended(ctypes.Structure):
     )
 
 
-def _by_position(x_BHsE: torch.Tensor) -> torch.Tensor:
+def by_position(x_BHsE: torch.Tensor) -> torch.Tensor:
     """Allocate a tensor of this shape that is stored position by position, as the projections read and write it."""
     batch, heads, count, width = x_BHsE.shape
     return x_BHsE.new_empty((batch, count, heads, width)).transpose(1, 2)
@@ -158,7 +158,7 @@ def _results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *where: Any) -> 
     """Output and log-sum-exp, fp32 (B, H, s), without values."""
     _check_kernel("q", q)
     check_attention(q, k, v, *where)
-    return _by_position(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return by_position(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @operator(
@@ -190,7 +190,7 @@ def _gradients(
     check_attention(q, k, v, *where)
     check_gradient(grad, q, out, log_sums, torch.float32)
     shape = head_sums_shape(*q.shape[:2], *k.shape[2:])
-    return _by_position(q), *(q.new_empty(shape, dtype=torch.float32) for _ in range(2))
+    return by_position(q), *(q.new_empty(shape, dtype=torch.float32) for _ in range(2))
 
 
 @operator(
@@ -216,7 +216,7 @@ def _sums(key_sums: torch.Tensor, value_sums: torch.Tensor, k: torch.Tensor) -> 
         raise ValueError(f"key_sums has shape {tuple(key_sums.shape)}, and a multiple of {k.shape[1]} heads is needed")
     for name, sums in (("key_sums", key_sums), ("value_sums", value_sums)):
         check_operand(name, sums, torch.float32, head_sums_shape(len(k), heads, *k.shape[2:]), k.device)
-    return _by_position(k), _by_position(k)
+    return by_position(k), by_position(k)
 
 
 @operator("attend_sums(Tensor key_sums, Tensor value_sums, Tensor k) -> (Tensor, Tensor)", _sums, triton=False)
@@ -230,17 +230,26 @@ def _attend_sums(
 
 
 def differentiable(name: str, backward: Callable[..., _Tensors]) -> None:
-    """Register the backward pass of an operator of attention; ``backward`` takes what its own operator takes."""
+    """Register the backward pass of an operator of attention.
+
+    ``backward`` takes the gradient, q, k and v, the two results, and what else the operator takes. It returns the
+    gradients by its first operands.
+    """
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: _Tensors) -> None:
-        q, k, v, first, ctx.spans, ctx.window = inputs
-        ctx.by_document = first is not None
-        ctx.save_for_backward(q, k, v, *output, *([] if first is None else [first]))
+        # Only tensors may be saved; None for each among the other operands.
+        ctx.operands = [None if isinstance(each, torch.Tensor) else each for each in inputs]
+        ctx.places = [place for place, each in enumerate(inputs) if isinstance(each, torch.Tensor)]
+        ctx.save_for_backward(*output, *(inputs[place] for place in ctx.places))
         ctx.set_materialize_grads(False)  # the log-sum-exp is never differentiated
 
     def differentiate(ctx: Any, grad: torch.Tensor, _: None) -> tuple[torch.Tensor | None, ...]:
-        saved = ctx.saved_tensors if ctx.by_document else (*ctx.saved_tensors, None)
-        return *backward(grad, *saved, ctx.spans, ctx.window), None, None, None
+        out, log_sums, *saved = ctx.saved_tensors
+        operands = list(ctx.operands)
+        for place, tensor in zip(ctx.places, saved, strict=True):
+            operands[place] = tensor
+        found = dict(enumerate(backward(grad, *operands[:3], out, log_sums, *operands[3:])))
+        return tuple(found.get(place) if place in ctx.places else None for place in range(len(operands)))
 
     torch.library.register_autograd(f"hlat::{name}", differentiate, setup_context=save, lib=OPERATORS)
 
@@ -364,9 +373,8 @@ def attention_heads(
     """Describe the heads of one rank; ``sequence`` is all tokens of a row, ``isolate`` is ``data.isolate``."""
     # A kv head is never split: with fewer of them than tensor ranks, each rank has one.
     grouped = model.heads // tensor > max(1, model.n_kv_heads // tensor)
-    capped = model.attn_logit_softcapping is not None
-    limited = isolate or capped or model.window(sequence) is not None
-    return AttentionHeads(MODES[mode].compute, model.n_head_dim, grouped, limited, context > 1, capped)
+    limited = isolate or model.alters_softmax or model.window(sequence) is not None
+    return AttentionHeads(MODES[mode].compute, model.n_head_dim, grouped, limited, context > 1, model.alters_softmax)
 
 
 def recipe_heads(recipe: Recipe) -> AttentionHeads:
@@ -387,7 +395,7 @@ def attention_kernel(heads: AttentionHeads, deterministic: bool, device: torch.d
 
     Kernels of the same name have the same bits, as far as hlat decides. The device may be simulated.
     """
-    if has_attention(device.type, heads.dtype, heads.head_dim) and not heads.capped:
+    if has_attention(device.type, heads.dtype, heads.head_dim) and not heads.altered:
         return AttentionKernel(describe_attention() + " within documents" * heads.limited)
     backend = backend_of(device)
     kernel = backend.attention_kernel(heads, deterministic, device)

@@ -93,7 +93,7 @@ class AttentionHeads:
     grouped: bool  # True if several query heads share a kv head
     limited: bool = False  # True if queries attend within documents or windows
     has_prefix: bool = False  # True if queries are the last positions of more keys (context parallelism)
-    capped: bool = False  # True if scores are capped
+    altered: bool = False  # True if attention is not softmax of scores alone: capped scores, sinks
 
     @property
     def is_16_bit(self) -> bool:
