@@ -252,7 +252,7 @@ def _open_tracker(state: RunState, stream: TextIO | None) -> Tracker | OtherRank
         },
         stream=stream,
         name=recipe.run.name,
-        recipe=recipe.model_dump(mode="json"),
+        recipe=state.run_recipe.model_dump(mode="json"),
     )
 
 
@@ -308,6 +308,8 @@ def _train(
         components.at_end(result)
         for note in state.data_notes_at_end():  # after the save: a difference may be found as late as this
             tracker.message(f"data: {note}")
+        if stop_reason == NEXT_STAGE and state.step < last_step:
+            stop_reason = stop.late_vote() or NEXT_STAGE
         enter_phase("end")
 
     reason = stop_reason if stop_reason is not None else "stop_after"
