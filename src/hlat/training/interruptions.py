@@ -95,7 +95,7 @@ class StopRequest:
         return signal.Signals(number).name if number else None
 
     def late_vote(self) -> str | None:
-        """Vote once more where the run goes on after this block: on signals that came during the last step and its save.
+        """Vote once more where the run goes on after this block: on signals during its last step and save.
 
         A signal that comes still later is delivered again after the block.
         """

@@ -211,13 +211,15 @@ def same_texts(run: Recipe, *, stores: bool) -> Iterator[tuple[int, str]]:
     With ``stores``, the files of URLs are listed too. Sources that cannot be listed are left out.
     """
     stages = run.each_stage() if run.stages else []
-    texts = [_texts(number, stage, stores) for number, stage in enumerate(stages)]
+    texts, said = [_texts(number, stage, stores) for number, stage in enumerate(stages)], set[frozenset[str]]()
     for number, here in enumerate(texts):
         for place, text in enumerate(here):
             for other in [*here[:place], *_read_before(texts, text)]:
-                if other.files & text.files and (other.name != text.name or other.stage == number):
+                names = frozenset((text.name, other.name))
+                is_other = other.name != text.name or other.stage == number
+                if is_other and names not in said and other.files & text.files:
+                    said.add(names)  # stages that have the same texts have the same mistake
                     yield number, _read_twice(run, text, other)
-                    break
 
 
 def _texts(number: int, recipe: Recipe, stores: bool) -> list[_Text]:
