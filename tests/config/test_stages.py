@@ -23,6 +23,9 @@ STAGES: list[dict[str, Any]] = [
      "micro_batch": 1}, "model": {"rope": {"theta": 5e5}}, "optimizer": {"lr": 2e-4}, "schedule": {"warmup_steps": 2}},
 ]  # fmt: skip
 
+CONSTANT = {"kind": "constant"}
+MUON = {"optimizer": {"kind": "muon", "lr": 1e-3, "adamw_lr": 3e-4}}
+
 
 def staged(*stages: dict[str, Any], **sections: Any) -> Recipe:
     return parse_recipe({**BASE, **sections, "stages": list(stages or STAGES)})
@@ -69,6 +72,13 @@ def test_rates_go_on_from_the_current_one_and_warm_up_to_one_that_a_stage_names(
         ([{"name": "a", "steps": 1, "restart": True}], {}, ["stages.0.restart"]),
         ([{"name": "a", "steps": 9}, {"name": "b", "steps": 9, "restart": ["x"]}], {}, ["stages.1.restart"]),
         ([{"name": "a", "steps": 9, "optimizer": {"kind": "muon"}}], {}, ["stages.0.optimizer.kind"]),
+        ([{"name": "a", "steps": 9}, {"name": "b", "steps": 9, "optimizer": {"base_hidden_size": 16}}],
+         {"optimizer": {"transfer": "mup", "base_hidden_size": 32}}, ["stages.1.optimizer.base_hidden_size"]),
+        ([{"name": "a", "steps": 9}, {"name": "b", "steps": 9, "schedule": CONSTANT, "optimizer": {"adamw_lr": 1e-4}}],
+         MUON, ["stages.1.optimizer.adamw_lr"]),
+        ([{"name": "a", "steps": 9},
+          {"name": "b", "steps": 9, "schedule": {"warmup_steps": 2}, "optimizer": {"lr": 5e-4}}],
+         MUON, ["stages.1.optimizer.lr"]),
         ([{"name": "a", "steps": 9, "model": {"layers": 3}}], {}, ["stages.0.model.layers"]),
         ([{"name": "a", "steps": 9, "weights": {"x": 1}}], {}, ["stages.0.weights"]),
         ([{"name": "a", "steps": 3}], {}, ["schedule.warmup_steps"]),
@@ -91,3 +101,11 @@ def test_what_is_wrong_with_stages_is_said_all_at_once(stages, sections, paths):
     with pytest.raises(RecipeError) as error:
         staged(*stages, **sections)
     assert sorted(problem.path for problem in error.value.problems) == sorted(paths)
+
+
+def test_two_rates_that_change_by_the_same_factor_go_on_together():
+    changes = {"schedule": {"warmup_steps": 2}, "optimizer": {"lr": 5e-4, "adamw_lr": 1.5e-4}}
+    _, second = staged({"name": "a", "steps": 9}, {"name": "b", "steps": 9, **changes}, **MUON).each_stage()
+    assert second.optimizer.rate_factor(False) == pytest.approx(0.3)
+    # Without a warm-up and with a rate of its own, a stage does not go on from the rate that holds.
+    staged({"name": "a", "steps": 9}, {"name": "b", "steps": 9, "optimizer": {"lr": 5e-4}}, **MUON)

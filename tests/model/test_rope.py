@@ -8,7 +8,7 @@ import torch
 from hlat.config import SCALINGS, ModelConfig, hf_to_model, model_problems
 from hlat.evaluation import generate
 from hlat.model.hf.config import config_json
-from hlat.model.rope import _SCALED, Rope, frequencies
+from hlat.model.rope import _SCALED, Rope, _Table, frequencies
 from hlat.parallel.forward_model import ForwardModel
 from hlat.runtime.errors import DataError
 from tests.model.test_parity import distance, ours, theirs
@@ -128,3 +128,28 @@ def test_texts_that_are_rotated_by_their_lengths_are_not_computed_together() -> 
 
 def test_every_kind_has_a_formula_and_a_case() -> None:
     assert set(SCALINGS) == set(_SCALED) == {str(scaling["kind"]) for scaling in SCALED.values()}
+
+
+@pytest.mark.parametrize("name", ["none", "linear", "yarn"])
+def test_logits_depend_on_differences_of_positions_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a document that is cut over rows would gain nothing if its positions were carried on into the next row.
+
+    A position is a multiple of the frequencies, here in float64: angles of up to 1,048 radians are wrong by up to
+    1,048 * 2**-53 = 1.2e-13, a score by twice that times its norms, which are below 10. Softmax and two layers multiply
+    that by less than 10 each: 2.4e-10. A shift that is not constant, by 1 from the middle on, changes the logits.
+    """
+    config = model_of(SCALED.get(name))
+
+    def logits(shift: torch.Tensor) -> torch.Tensor:
+        def build(rope: Rope, length: int, rows: int, device: torch.device) -> _Table:
+            radians, factor = frequencies(rope._rope, rope._head_dim, length)
+            angles = torch.outer(torch.arange(rows, dtype=torch.float64) + shift[:rows], radians.double())
+            return _Table(length, angles.cos() * factor, angles.sin() * factor)
+
+        monkeypatch.setattr(Rope, "_build", build)
+        with torch.no_grad():
+            return our_model(config, torch.float64)(tokens_of(config))
+
+    plain, shifted = (logits(torch.full((1024,), float(shift))) for shift in (0, 1000))
+    assert distance(shifted, plain) < 2.4e-10
+    assert distance(logits((torch.arange(1024) > 24).double()), plain) > 1e-4

@@ -140,3 +140,5 @@ def test_mistakes_are_named_together() -> None:
         hlat.plan_grid("1b", clusters=["p5.48xlarge:1", "trn2.48xlarge:1"])
     with pytest.raises(PlanError, match="0 models"):
         hlat.plan_grid(" ,", clusters=["p5.48xlarge:1"])
+    with pytest.raises(PlanError, match=r"each stage has its own. `hlat plan olmo3-7b-stages`"):
+        hlat.plan_grid("olmo3-7b-stages", clusters=["p5.48xlarge:1"])

@@ -124,6 +124,24 @@ def test_the_first_signal_is_a_request_and_a_later_one_an_interrupt() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_signal_after_the_last_vote_comes_again_where_the_run_goes_on() -> None:
+    """Between two stages: what asked for a stop while the first one ended is not forgotten."""
+    received = list[int]()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        for goes_on in (False, True):
+            with StopRequest(HostGroup(), lambda name: None) as stop:
+                assert not goes_on or stop.late_vote() is None
+                signal.raise_signal(signal.SIGTERM)
+            assert received == [signal.SIGTERM] * goes_on
+        with StopRequest(HostGroup(), lambda name: None) as stop:
+            signal.raise_signal(signal.SIGTERM)
+            assert stop.late_vote() == "SIGTERM"
+        assert received == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_ignored_signals_stay_ignored_and_a_deadline_is_reported_as_such() -> None:
     told, is_over = list[str](), [False]
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

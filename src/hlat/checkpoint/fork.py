@@ -56,6 +56,11 @@ _OWN = ("run.name", "run.dir", "data.prepared_dir")  # fields that name places: 
 _WAYS = ("hard link", "reference copy", "copy")
 
 
+ForkCheck = Callable[[Recipe, Checkpoint], tuple[Mapping[str, Any], int]]
+"""Function of a fork's recipe and of its checkpoint. It returns the metadata that the checkpoint of the fork has
+instead of the parent's, and the batch of the next step, which is not its number if the parent has skipped some."""
+
+
 @dataclass(frozen=True)
 class Fork:
     """A run that was forked, before its first step."""
@@ -75,12 +80,11 @@ def fork_run(
     to: Path,
     overrides: Sequence[str] = (),
     disk: Disk | None = None,
-    check: Callable[[Recipe, Checkpoint], Mapping[str, Any]] = lambda recipe, checkpoint: {},
+    check: ForkCheck = lambda recipe, checkpoint: ({}, checkpoint.step),
 ) -> Fork:
     """Make a run in the folder ``to`` from RUN@STEP, or from the newest checkpoint of RUN.
 
-    ``check`` refuses a recipe that cannot go on from the checkpoint, by an error of its own, and returns the metadata
-    that the checkpoint of the fork has instead of the parent's.
+    ``check`` refuses a recipe that cannot go on from the checkpoint, by an error of its own.
 
     Raises:
         CheckpointError: there is no such checkpoint, ``to`` exists, or a change is not possible in a fork.
@@ -97,21 +101,24 @@ def fork_run(
     recipe = parse_recipe(_without_length(content, gets_stages), source, overrides)
     changes = tuple(each for each in check_fork(saved, recipe) if each.path not in _OWN)
     _refuse(before, recipe, checkpoint.step, to)
-    meta = check(recipe, checkpoint)
+    meta, batch = check(recipe, checkpoint)
     step, disk = checkpoint.step, disk or Disk()
     folder = to.resolve()
     with storage_errors("cannot fork the run", to.parent, remedy=NEW_FOLDER_REMEDY):
         _keep(disk, checkpoint, folder)
         way = _write(disk, checkpoint, folder, parent, recipe, changes, meta)
-    rates = tuple(_rate(each, step + 1) for each in (before, recipe))
     size = sum(checkpoint.manifest.file_bytes.values())
-    return Fork(to, parent, step, recipe, changes, way, size, (rates[0], rates[1]))
+    return Fork(to, parent, step, recipe, changes, way, size, (_rate(before, step, batch), _rate(recipe, step, batch)))
 
 
-def _rate(recipe: Recipe, step: int) -> float:
+def _rate(recipe: Recipe, step: int, batch: int) -> float:
+    """Compute the rate of the step after ``step``, which reads a batch."""
+    # Stages are counted in batches, of which the run may have skipped some; a run without stages in steps.
+    if not recipe.stages:
+        return rate_at(recipe, step + 1)
     stages = recipe.each_stage()
-    stage = next((each for each in stages if each.place is not None and step <= each.place.stop), stages[-1])
-    return rate_at(placed(stage), step)
+    stage = next((each for each in stages if each.place is not None and batch < each.place.stop), stages[-1])
+    return rate_at(placed(stage), batch + 1)
 
 
 def _without_length(content: Mapping[str, Any], gets_stages: bool = False) -> dict[str, Any]:

@@ -244,8 +244,11 @@ def fork(
     if more:
         say(f"  {more}")
     before, now = made.rates
+    of_step = f"learning rate of step {made.step + 1:,}: {now:.4g}"
     if before != now:
-        say(f"learning rate of step {made.step + 1:,}: {now:.4g}, as the new schedule has it there; was {before:.4g}")
+        say(f"{of_step}, as the new schedule has it there; was {before:.4g}")
+    elif any(change.path.startswith(("optimizer.lr", "schedule.")) for change in made.changes):
+        say(f"{of_step}, as before")
     say(f"next: hlat train {escape_name(str(to / RECIPE_NAME))}")
 
 

@@ -32,7 +32,7 @@ from hlat.runtime.errors import StorageError
 from hlat.runtime.terminal import TABLE_ROWS, be_verbose, first_of, is_verbose, plural
 
 if TYPE_CHECKING:
-    from hlat.config import Recipe, SettingNote
+    from hlat.config import Recipe, SettingNote, StagePlace
 
 translations = typer.Typer(
     help="List presets, and make recipes from the configurations of other programs.", no_args_is_help=True
@@ -207,7 +207,19 @@ def _of_stage(recipe: "Recipe") -> str:
     assert recipe.place is not None, "a stage of a run"
     steps = plural(recipe.place.steps, "step")
     sequences = f"{plural(recipe.batch.global_batch, 'sequence')} of {recipe.data.sequence_length:,} tokens each"
-    return f"{steps} of {sequences} = {recipe.stage_tokens:,} tokens"
+    return f"{steps} of {sequences} = {recipe.stage_tokens:,} tokens{_rates(recipe.place)}"
+
+
+def _rates(place: "StagePlace") -> str:
+    """Describe the learning rates of the first and the last step of a stage."""
+    from hlat.optim import placed, rate_at
+
+    stages = place.run.each_stage()
+    # Those of the user's own are imported by a process of its own.
+    if any(stage.schedule.kind in stage.own_parts for stage in stages):
+        return ""
+    recipe = placed(stages[place.index])
+    return f"; learning rate {rate_at(recipe, place.first + 1):.3g} to {rate_at(recipe, place.stop):.3g}"
 
 
 def _precision(recipe: "Recipe") -> str:

@@ -190,7 +190,7 @@ def _overview(run: "RunOverview") -> Iterator[str]:
     state = f"{run.status.state} ({run.status.reason})" if run.status.reason else run.status.state
     size = "" if run.parameters is None else f", {run.parameters:,} parameters"
     yield f"{escape_name(run.name)}: {state}{size}; {escape_name(str(run.folder))}"
-    yield from map(escape_name, family_lines(run.parent, run.forks))
+    yield from map(escape_name, filter(None, [run.stage_words, *family_lines(run.parent, run.forks)]))
     if run.damaged_lines:
         yield f"left out: {plural(run.damaged_lines, 'damaged line')} of its files"
     # The newest ones: of a run on machines that are taken away there are hundreds.
@@ -268,6 +268,8 @@ def _comparison(found: "RunComparison") -> Iterator[str]:
             yield "~ between two logged steps of that run: they have logged no loss at the same tokens"
         yield ""
     last = [["last", *names], ["state", *(run.status.state for run in found.runs)]]
+    if any(run.stage for run in found.runs):
+        last.append(["stage", *(escape_name(run.stage) or "-" for run in found.runs)])
     for name, form in _FORMATS.items():
         values = [run.numbers.get(name, math.nan) for run in found.runs]
         if not all(math.isnan(value) for value in values):

@@ -33,7 +33,7 @@ _MICRO_BATCHES = 2  # the first gradient of a step is stored, every later one is
 
 
 def compile_graphs(recipe: Recipe, runtime: Runtime) -> None:
-    """Compile everything that the processes of a run compile. Collective.
+    """Compile everything that the processes of a run compile, in all of its stages. Collective.
 
     LaunchError: the run compiles nothing, or cannot run here.
     """
@@ -41,12 +41,20 @@ def compile_graphs(recipe: Recipe, runtime: Runtime) -> None:
     saved_recipe = runtime.ranks.run_on_rank0(lambda: find_saved_recipe(recipe.run_dir))
     resolved, _ = resolve_precision(recipe, runtime, saved_recipe)
     recipe = resolve_determinism(resolved, runtime, saved_recipe)
-    decision = decide_compilation(recipe, runtime.device, runtime.world)
-    if not decision.on:
+    # Each stage has its own shapes and layout. Without its place it is a recipe of which any step can be computed.
+    stages = [stage.placed(None) for stage in recipe.each_stage()]
+    decisions = [decide_compilation(stage, runtime.device, runtime.world) for stage in stages]
+    if not any(decision.on for decision in decisions):
         raise LaunchError(
             f"{recipe.run.name}: there is nothing to compile, as the run does not compile its blocks: "
-            f"{decision.reason}. Train without this step, or set run.compile=blocks here and for training."
+            f"{decisions[0].reason}. Train without this step, or set run.compile=blocks here and for training."
         )
+    for stage, decision in zip(stages, decisions, strict=True):
+        if decision.on:
+            _compile(stage, runtime)
+
+
+def _compile(recipe: Recipe, runtime: Runtime) -> None:
     model = build_parallel(recipe, runtime, seed=None)
     with torch.no_grad():
         for parameter in model.stored_parameters():

@@ -8,6 +8,7 @@ stages. Borders lie in the sequence of global batches, as those of ``batch.ramp`
 takes its place. So which samples a step reads stays a function of the recipe.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -30,10 +31,12 @@ _MAY_CHANGE: Mapping[str, tuple[str, ...] | None] = {
     "memory": None,
 }
 """Sections that a stage may change, and their fields; None for all but those below."""
-_FIXED = {"optimizer": ("kind",), "schedule": ("horizon_steps",)}
+_SCALES = ("transfer", "base_hidden_size", "base_layers", "base_head_dim")
+_FIXED = {"optimizer": ("kind", *_SCALES), "schedule": ("horizon_steps",)}
 _WHY_FIXED = {
     "kind": "the state of one optimizer means nothing to another one.",
     "horizon_steps": "the schedule of a stage ends with the last stage that keeps it.",
+    **dict.fromkeys(_SCALES, "the initial weights of the run are scaled by it."),
 }
 
 
@@ -267,6 +270,23 @@ def _ends_at_zero(recipe: "Recipe") -> bool:
     return decays and is_over and recipe.schedule.min_ratio == 0
 
 
+def _ratio_problems(before: "Recipe", recipe: "Recipe") -> Iterator[Problem]:
+    """Yield a change of the ratio of an optimizer's two rates: where one goes on, the other would jump."""
+    place = recipe.place
+    assert place is not None, "the recipe of a stage"
+    was, now = (each.rate_factor(False) / each.rate_factor(True) for each in (before.optimizer, recipe.optimizer))
+    if math.isclose(was, now):
+        return
+    reason = (
+        f"here the rate of embeddings, norms and biases is {now:.4g} times that of matrices, and {was:.4g} times in "
+        f"stage {place.run.stages[place.index - 1].name}: it would jump, while the schedule goes on from the rate that "
+        "holds."
+    )
+    given = [name for name in ("adamw_lr", "lr") if name in place.stage.optimizer]
+    remedy = "Change optimizer.lr and optimizer.adamw_lr by the same factor."
+    yield Problem(".".join([f"stages.{place.index}.optimizer", *given[:1]]), reason, remedy)
+
+
 def span_problems(recipes: Sequence["Recipe"]) -> Iterator[Problem]:
     """Yield what is wrong with the lengths of schedules, and of training samples that restart."""
     for recipe in recipes:
@@ -281,6 +301,8 @@ def span_problems(recipes: Sequence["Recipe"]) -> Iterator[Problem]:
             reason = f"it goes on from the rate of stage {place.run.stages[place.index - 1].name}, which ends with 0."
             remedy = "Give the stage an optimizer.lr, or the schedule before it a min_ratio above 0."
             yield Problem(f"stages.{place.index}.schedule", reason, remedy)
+        if place.index and (place.from_current or (is_given and warmup)):
+            yield from _ratio_problems(recipes[place.index - 1], recipe)
         names = place.stage.restart if isinstance(place.stage.restart, tuple) else ()
         labels = [source.label for source in recipe.data.sources]
         for name in names:

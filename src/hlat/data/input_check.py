@@ -20,7 +20,7 @@ from itertools import islice
 from math import log2
 from pathlib import Path
 
-from hlat.config import DataConfig, short
+from hlat.config import DataConfig, Recipe, short
 from hlat.data.corpus_files import NumberedSource, cache_location, default_column, files_of_source, numbered_sources
 from hlat.data.documents import (
     Content,
@@ -251,6 +251,15 @@ def check_inputs(
     if manifest is not None and "train" in manifest.splits:
         report.training_tokens = manifest.splits["train"].tokens
     return report
+
+
+def with_first_tokenizer(recipe: Recipe) -> DataConfig:
+    """Return the data of a later stage with the tokenizer of the first as it is given, until that is prepared."""
+    place, data = recipe.place, recipe.data
+    if not place or not place.index or data.tokenizer.path != str(place.run.prepared_dir / "tokenizer"):
+        return data
+    is_made = Path(data.tokenizer.path).exists()
+    return data if is_made else data.model_copy(update={"tokenizer": place.run.data.tokenizer})
 
 
 def _manifest(folder: Path) -> DataManifest | None:

@@ -11,7 +11,7 @@ A problem stops the run; a note is a warning. ``start_examination`` runs the che
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -53,6 +53,7 @@ class StartPlace:
     def __init__(self, sections: Mapping[str, Any], recipe: Recipe | None, here: Here) -> None:
         self.sections, self.recipe, self.here = sections, recipe, here
         self.opens_device = True  # False in a process from which those of the run are forked
+        self.of_run: Sequence[StartPlace] = (self,)  # places of all stages, if this is that of one
 
     def choose_defaults(self) -> list[str]:
         """Choose the values that the recipe leaves open, as its processes will; return what is new, with reasons."""
@@ -71,7 +72,7 @@ class StartPlace:
             return [self]
         found = [StartPlace(sections_of(stage), stage, self.here) for stage in self.recipe.each_stage()]
         for place in found:
-            place.opens_device = self.opens_device
+            place.opens_device, place.of_run = self.opens_device, found
         return found
 
     @property
@@ -83,25 +84,17 @@ class StartPlace:
     @cached_property
     def inputs(self) -> "InputReport":
         """Report on files and tokenizer; an empty one if the section ``data`` is not valid."""
-        from hlat.data import InputReport, check_inputs  # noqa: PLC0415 - libraries of file formats
+        from hlat.data import InputReport, check_inputs, with_first_tokenizer  # noqa: PLC0415 - libraries of formats
 
         data, model, evaluation = (self.sections.get(name) for name in ("data", "model", "evaluation"))
         if data is None:
             return InputReport()
         assert isinstance(data, DataConfig), "sections have their names"
-        data = self._with_first_tokenizer(data)
+        data = data if self.recipe is None else with_first_tokenizer(self.recipe)
         prepared = Path(data.prepared_dir or (self.run_dir or Path("runs/run")) / "data")
         sets = {} if evaluation is None else evaluation.sets
         rows = None if model is None else model.vocab_size
         return check_inputs(data, prepared, rows, sets, stores=self.here.stores)
-
-    def _with_first_tokenizer(self, data: DataConfig) -> DataConfig:
-        """Return the data of a later stage with the tokenizer of the first as it is given, until that is prepared."""
-        place = None if self.recipe is None else self.recipe.place
-        if not place or not place.index or data.tokenizer.path != str(place.run.prepared_dir / "tokenizer"):
-            return data
-        is_made = Path(data.tokenizer.path).exists()
-        return data if is_made else data.model_copy(update={"tokenizer": place.run.data.tokenizer})
 
 
 def sections_of(recipe: Recipe) -> dict[str, Any]:
@@ -245,6 +238,20 @@ def check_sequence_length(place: StartPlace) -> Iterator[Problem]:
     yield Problem("data.sequence_length", reason, remedy, data.sequence_length, True)
 
 
+def check_stages_text(place: StartPlace) -> Iterator[Problem]:
+    """Yield what would let the stages of a run read text twice, or leave one of them without any."""
+    recipe = place.recipe
+    if recipe is None or recipe.place is None:
+        return
+    from hlat.data import same_texts, text_problem  # noqa: PLC0415 - libraries of file formats
+
+    its = recipe.place
+    for number, message in () if its.index else same_texts(its.run, stores=place.here.stores):
+        yield Problem(f"stages.{number}.data", message, "")
+    if message := text_problem(recipe, None if place.inputs.is_prepared else place.inputs.most_tokens):
+        yield Problem(f"stages.{its.index}", message, "")
+
+
 _LEAST_STATE = 8  # bytes per parameter: weights, gradients and two moments in bf16, the smallest of all modes
 _SURELY_STATE = 24  # bytes per parameter: no mode and no optimizer keeps as many (fp32 weights, gradients, two moments)
 _SURELY_ACTIVATIONS = 64  # elements of 4 bytes per token, layer and element of the widest of its activations
@@ -353,9 +360,9 @@ def _too_much(recipe: Recipe, needed: str, total: int) -> Problem:
 
 
 def check_disk(place: StartPlace) -> Iterator[Problem]:
-    """Yield a disk without room for the checkpoints that are kept, and the prepared data."""
+    """Yield a disk without room for the checkpoints that are kept, and the prepared data of all stages."""
     recipe, folder = place.recipe, place.run_dir
-    if recipe is None or folder is None or place.here.processes is None:
+    if recipe is None or folder is None or place.here.processes is None or place is not place.of_run[0]:
         return
     try:
         total, _, free = shutil.disk_usage(nearest_folder(folder))
@@ -364,11 +371,15 @@ def check_disk(place: StartPlace) -> Iterator[Problem]:
         return  # ``check_written_folders`` reports that
     if total == 0:
         return  # so does it a file system without a disk
+    stages = [(each.recipe, each.inputs) for each in place.of_run if each.recipe is not None]
     # One more than is kept: the oldest goes only when the next one is complete.
-    saved = _checkpoint_bytes(recipe) * (recipe.checkpoint.keep_last + 1)
-    prepared = 0.0
-    if recipe.data.mode == "prepared" and recipe.data.prepared_dir is None and not place.inputs.is_prepared:
-        prepared = (place.inputs.training_tokens or 0.0) * _TOKEN_BYTES
+    saved = max(_checkpoint_bytes(stage) for stage, _ in stages) * (recipe.checkpoint.keep_last + 1)
+    tokens = {
+        stage.prepared_dir: inputs.training_tokens or 0.0
+        for stage, inputs in stages
+        if stage.data.mode == "prepared" and folder in stage.prepared_dir.parents and not inputs.is_prepared
+    }
+    prepared = sum(tokens.values()) * _TOKEN_BYTES
     if saved + prepared - had <= free:  # checkpoints that the run has are replaced
         return
     text = f", and the prepared data about {_gib(prepared)}" if prepared else ""
@@ -483,6 +494,7 @@ START_CHECKS: tuple[StartCheck, ...] = (
     check_schedule,
     check_inputs_given,
     check_sequence_length,
+    check_stages_text,
     check_weights,
     check_task_files,
     check_memory,

@@ -37,7 +37,7 @@ __getattr__ = lazily(
         "defaults": (
             "LEAST_STEPS compute_batch held_tokens load_run_recipe peak_rate resolve_defaults save_every warmup_steps"
         ),
-        "expected": "days_text likely usd_words",
+        "expected": "days_text likely usd_words whole_run",
         "fit": "MemoryRemedy fit_here predict_recipe recipe_fit remedies",
         "grid": "PlanGrid check_grid_options grid_lines grid_page plan_grid",
         "memory": "device_overhead has_fused_kernels",

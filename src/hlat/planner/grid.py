@@ -27,7 +27,7 @@ from hlat.planner.plan import format_number, layout_json
 from hlat.planner.problem.devices import comparison_note
 from hlat.planner.problem.layouts import Candidate, candidates, layout_text
 from hlat.planner.problem.question import PlanQuestion
-from hlat.planner.problem.request import PlanRequest, resolve_request
+from hlat.planner.problem.request import PlanRequest, has_stages, resolve_request
 from hlat.planner.report.terminal import table_lines
 from hlat.planner.search import CandidateLayouts, LayoutPrediction, best_layout, fitting_positions, step_seconds
 from hlat.runtime.errors import PlanError
@@ -154,6 +154,12 @@ def _requests(
     for name in names:
         model = f"llama-class-{name}" if _SIZE.fullmatch(name) else name
         try:
+            if has_stages(model):
+                problems.append(
+                    f"{name}: a grid plans every model with the same tokens and step, and each stage has its own. "
+                    f"`hlat plan {name}` plans them; or name its preset or size here"
+                )
+                continue
             found.append(resolve_request(replace(question, model=model), cluster, price))
         except PlanError as error:
             problems += str(error).splitlines()

@@ -29,10 +29,12 @@ from hlat.reporting.run_status import (
     RunStatus,
     is_run,
     last_recipe,
+    last_stage,
     no_run,
     read_status,
     run_events,
     run_name,
+    stage_words,
 )
 from hlat.runtime.storage.run_folder import ATTEMPTS_NAME, RECIPE_NAME, forks_of
 from hlat.runtime.terminal import NAMED, TABLE_ROWS, is_verbose, listed
@@ -93,6 +95,11 @@ class RunOverview:
     damaged_lines: int  # lines of its files that cannot be read
     parent: RunEvent | None = None  # the event of a fork: parent (folder, id, step) and changes
     forks: tuple[tuple[int, Path], ...] = ()  # step and folder of those made from this run
+    stage: str = ""  # that it is in, or was in last; empty without stages
+
+    @property
+    def stage_words(self) -> str:
+        return stage_words(self.settings, self.stage)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -100,6 +107,7 @@ class RunOverview:
             "name": self.name,
             "state": self.status.state,
             "reason": self.status.reason,
+            "stage": self.stage or None,
             "parameters": self.parameters,
             "recipe": self.settings,
             "attempts": list(self.attempts),
@@ -138,6 +146,7 @@ def read_overview(folder: Path) -> RunOverview:
         damaged_lines=metrics.damaged + damaged_events + damaged_attempts,
         parent=parent_of(events),
         forks=tuple(forks_of(folder)),
+        stage=last_stage(events),
     )
 
 

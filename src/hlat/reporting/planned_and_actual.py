@@ -27,6 +27,7 @@ from hlat.planner import (
     price_kind,
     resolve_request,
     usd_words,
+    whole_run,
 )
 from hlat.reporting.run_record import RunRecord, active_seconds, shown
 from hlat.runtime.errors import DataError, HlatError
@@ -80,7 +81,10 @@ def _predict_run(run: RunRecord, machines: Machines) -> LayoutPrediction | None:
         file = Path(folder) / "recipe.yaml"
         file.write_text(json.dumps(run.recipe.model_dump(mode="json")), encoding="utf-8")
         request = resolve_request(PlanQuestion(file), cluster, price_kind(machines.price, [cluster]))
-        return make_plan(request, _layout_words(run.recipe)).chosen
+        # Each stage has a layout of its own.
+        parts = request.stages.values() or [request]
+        plans = [make_plan(*each).chosen for each in zip(parts, map(_layout_words, run.each_stage), strict=True)]
+        return whole_run(plans) if request.stages else plans[0]
 
 
 def _layout_words(recipe: Recipe) -> str:
@@ -159,8 +163,9 @@ def measure_progress(run: RunRecord) -> Progress:
     left = None
     if tokens and elapsed:
         # At tokens per elapsed second, not at the median rate: saves and restarts will come again.
-        left = max(0.0, run.each_stage[-1].total_tokens - tokens) / (tokens / elapsed)
-    return Progress(rate, recipe.tokens_per_step / rate if rate else None, elapsed, left)
+        left = max(0.0, recipe.total_tokens - tokens) / (tokens / elapsed)
+    step_seconds = None if run.stage is None or not rate else run.stage.tokens_per_step / rate
+    return Progress(rate, step_seconds, elapsed, left)
 
 
 def median(run: RunRecord, name: str) -> float | None:

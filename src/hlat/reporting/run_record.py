@@ -10,7 +10,6 @@ an earlier step: lines of later steps were dropped when the run went back.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -22,12 +21,13 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from hlat.checkpoint import CheckpointEntry, list_checkpoints, open_unverified
-from hlat.config import Recipe, load_recipe
+from hlat.config import Recipe, RecipeError
 from hlat.reporting.run_status import (
     RunEvent,
     RunStatus,
     is_run,
     last_recipe,
+    last_stage,
     no_run,
     read_run_events,
     read_status,
@@ -76,18 +76,23 @@ class RunRecord:
     def recipe(self) -> Recipe | None:
         """The resolved recipe; None if it is unknown, or of a version of hlat with other fields."""
         try:
-            return Recipe.model_validate(self.settings) if self.settings else None
-        except ValidationError:
+            recipe = Recipe.model_validate(self.settings) if self.settings else None
+            if recipe is not None:
+                recipe.each_stage()  # its values are of the same versions
+        except (ValidationError, RecipeError):
             return None
+        return recipe
 
     @cached_property
     def each_stage(self) -> list[Recipe]:
-        """The recipes of all stages of the run, as its folder has them; without stages its recipe, or none."""
-        with suppress(HlatError, OSError):
-            whole = load_recipe(self.folder / "recipe.yaml")
-            if whole.stages:
-                return whole.each_stage()
-        return [self.recipe] if self.recipe is not None else []
+        """The recipes of all stages of the run; without stages its recipe, or none."""
+        return [] if self.recipe is None else self.recipe.each_stage()
+
+    @property
+    def stage(self) -> Recipe | None:
+        """The recipe of the stage that the run is in, or was in last; without stages that of the run."""
+        name = last_stage(self.events)
+        return self.recipe if self.recipe is None or not name else self.recipe.stage(name)
 
 
 def read_run(folder: Path, name: str | None = None) -> RunRecord:
@@ -142,11 +147,12 @@ def _read_checkpoints(folder: Path, notes: list[str]) -> tuple[list[CheckpointEn
     try:
         entries = list_checkpoints(place)
         committed = [entry for entry in entries if entry.state == "committed"]
-        recipe = open_unverified(Path(committed[-1].location)).meta.get("recipe") if committed else None
+        meta = open_unverified(Path(committed[-1].location)).meta if committed else {}
     # A note, not an error: the rest of the run can be shown.
     except (HlatError, OSError) as error:
         notes.append(f"The checkpoints cannot be read: {error}")
         return [], {}
+    recipe = meta.get("run_recipe") or meta.get("recipe")
     return entries, recipe if isinstance(recipe, dict) else {}
 
 

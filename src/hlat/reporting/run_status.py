@@ -72,6 +72,17 @@ def last_recipe(events: Sequence[RunEvent]) -> Mapping[str, Any] | None:
     return next((event.fields["recipe"] for event in reversed(events) if event.has_recipe), None)
 
 
+def last_stage(events: Sequence[RunEvent]) -> str:
+    """Return the name of the stage that a run is in, or was in last; empty without stages."""
+    return next((event.words("stage") for event in reversed(events) if event.kind in (*_BEGINNINGS, "stage")), "")
+
+
+def stage_words(settings: Mapping[str, Any], stage: str) -> str:
+    """Return a stage with its number, as in ``stage anneal, 2 of 3``; empty without one."""
+    names = [each.get("name") for each in settings.get("stages") or ()]
+    return f"stage {stage}, {names.index(stage) + 1} of {len(names)}" if stage in names else ""
+
+
 def run_name(settings: Mapping[str, Any], folder: Path) -> str:
     """Name of a run: that in its recipe, or of its folder."""
     run = settings.get("run")

@@ -13,6 +13,7 @@ from hlat.page import Html, duration, format_value, headline, paragraph, table
 from hlat.reporting.planned_and_actual import Machines, measure_progress, median
 from hlat.reporting.report_sections import goodput_seconds
 from hlat.reporting.run_record import RunRecord, read_run, shown
+from hlat.reporting.run_status import last_stage, stage_words
 from hlat.runtime.quantities import short_count, usd_text
 
 
@@ -44,7 +45,8 @@ def run_facts(run: RunRecord, machines: Machines | None) -> list[RunFact]:
 
 
 def _steps(run: RunRecord) -> str:
-    return f"step {run.step:,}" + shown(run.recipe, lambda recipe: f" of {recipe.total_steps:,}")
+    steps = f"step {run.step:,}" + shown(run.recipe, lambda recipe: f" of {recipe.total_steps:,}")
+    return ", ".join(filter(None, (steps, stage_words(run.settings, last_stage(run.events)))))
 
 
 def _size(run: RunRecord) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "anomalies": "APPLY AnomalyPolicy StepVerdict",
+        "anomalies": "APPLY AnomalyPolicy SkippedSamples StepVerdict",
         "fault_injection": "FaultInjector STORAGE_FAULTS",
         "goodput": "GOODPUT_FILE Goodput best_interval expected_goodput",
         "heartbeat": (

@@ -77,11 +77,11 @@ class BatchSource(Protocol):
 
 
 class PreparedBatchSource:
-    """Batches of prepared data; ``total`` is the number of samples that the run reads."""
+    """Batches of prepared data; ``total`` is the number of samples that are read of it, in a run or in a stage."""
 
-    def __init__(self, data: TrainingData, batches: BatchSchedule, total: int) -> None:
+    def __init__(self, data: TrainingData, batches: BatchSchedule, total: int, of: str = "run") -> None:
         self._data, self._batches = data, batches
-        part = "run" if not data.is_part else "stage, of what other stages leave it"
+        part = f"{of}, of what other stages leave it" if data.is_part else of
         self.notes = [f"data: {_epochs(data.epochs(total))} in this {part}"]
         if (waste := data.waste) is not None:
             self.notes.append(f"packing: {waste}")

@@ -71,6 +71,7 @@ class StopRequest:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.signal: signal.Signals | None = None
+        self._goes_on = False  # what comes after the block is part of the run
         self._is_over = is_over
         self._on_request = on_request
         self._alone = ranks.world == 1
@@ -93,6 +94,16 @@ class StopRequest:
             return "deadline"
         return signal.Signals(number).name if number else None
 
+    def late_vote(self) -> str | None:
+        """Vote once more where the run goes on after this block: on signals during its last step and save.
+
+        A signal that comes still later is delivered again after the block.
+        """
+        self.start_vote()
+        result = self.vote_result()
+        self._goes_on = result is None
+        return result
+
     def _request(self) -> int:
         if self.signal is not None:
             return self.signal
@@ -111,6 +122,8 @@ class StopRequest:
     ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        if self._goes_on and self.signal is not None:
+            signal.raise_signal(self.signal)  # it came after the last vote
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:

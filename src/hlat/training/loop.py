@@ -145,8 +145,9 @@ def run(
         background: AsyncSaver | None = None
         last_step: int | None = None
         while True:
-            state = _build(recipe, runtime, folder, data_progress, require_step, earlier, origin)
             is_first = last_step is None
+            attempt = partial(record_attempt, recipe, runtime, origin) if is_first else lambda: None
+            state = _build(recipe, runtime, folder, data_progress, require_step, earlier, attempt)
             if last_step is None:
                 last_step = _last_step(state)
                 background = background_saver(saver, state)
@@ -195,15 +196,15 @@ def _build(
     data_progress: DataProgress,
     require_step: int | None,
     earlier: EarlierAttempt | None,
-    origin: RunOrigin | None,
+    record: Callable[[], None],
 ) -> RunState:
-    """Build the run, and record this attempt or why it failed. Collective."""
+    """Build the run; record this attempt, by ``record``, or why it failed. Collective."""
     ranks = runtime.ranks
     resumes = ranks.run_on_rank0(lambda: has_begun(recipe.run_dir))
     # A new run is recorded before data is prepared, so that one that dies early leaves its recipe. One that goes on is
     # recorded once it is accepted.
     if not resumes:
-        ranks.run_on_rank0(lambda: record_attempt(recipe, runtime, origin))
+        ranks.run_on_rank0(record)
     try:
         with explained_out_of_memory(recipe, runtime, lambda: 0):
             state = build_run_state(recipe, runtime, folder, data_progress, require_step, earlier)
@@ -212,7 +213,7 @@ def _build(
             record_early_failure(recipe, error)
         raise
     if resumes:
-        ranks.run_on_rank0(lambda: record_attempt(recipe, runtime, origin))
+        ranks.run_on_rank0(record)
     if folder.run_id is not None:
         record_run_id(folder.run_id)
     return state
@@ -252,7 +253,7 @@ def _open_tracker(state: RunState, stream: TextIO | None) -> Tracker | OtherRank
         },
         stream=stream,
         name=recipe.run.name,
-        recipe=recipe.model_dump(mode="json"),
+        recipe=state.run_recipe.model_dump(mode="json"),
     )
 
 
@@ -308,6 +309,8 @@ def _train(
         components.at_end(result)
         for note in state.data_notes_at_end():  # after the save: a difference may be found as late as this
             tracker.message(f"data: {note}")
+        if stop_reason == NEXT_STAGE and state.step < last_step:
+            stop_reason = stop.late_vote() or NEXT_STAGE
         enter_phase("end")
 
     reason = stop_reason if stop_reason is not None else "stop_after"

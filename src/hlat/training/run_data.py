@@ -25,7 +25,7 @@ from hlat.data import (
 from hlat.runtime.distributed.join import Runtime, check_consistent
 from hlat.runtime.progress import enter_stage
 from hlat.training.batches import BatchSource, OnlineBatchSource, PreparedBatchSource
-from hlat.training.stages import check_later_stages
+from hlat.training.stages import check_later_stages, check_later_texts
 from hlat.training.validation.evaluation import Evaluation, open_evaluation
 
 DataProgress = Callable[[], AbstractContextManager[ProgressCallback | None]]
@@ -92,7 +92,8 @@ def _open_training_data(recipe: Recipe, runtime: Runtime, prepared: PreparedData
         check_later_stages(recipe, prepared)
 
     runtime.ranks.run_on_rank0(check)
-    return PreparedBatchSource(runtime.ranks.run_on_all(make), batches, total)
+    of = "run" if place is None else "stage"
+    return PreparedBatchSource(runtime.ranks.run_on_all(make), batches, total, of)
 
 
 def _open_sets(recipe: Recipe, runtime: Runtime, prepared: PreparedData) -> dict[str, PreparedData]:
@@ -118,5 +119,6 @@ def _open_evaluation(
 def _check_inputs(recipe: Recipe) -> Path | None:
     """Check input files before the text is prepared; return the folder of the weights to start from, if any."""
     check_tokenizer(recipe.data, recipe.model.vocab_size)
+    check_later_texts(recipe)
     init_from = recipe.checkpoint.init_from
     return find_weights(init_from, recipe.model) if init_from is not None else None

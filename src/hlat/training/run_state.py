@@ -176,6 +176,12 @@ class RunState:
         return self.anomalies.skipped.next_batch(self.step)
 
     @property
+    def run_recipe(self) -> Recipe:
+        """The recipe of the whole run: with its stages, and what is resolved in ``recipe``."""
+        place, resolved = self.recipe.place, {"precision": self.recipe.precision, "run": self.recipe.run}
+        return self.recipe if place is None else place.run.model_copy(update=resolved)
+
+    @property
     def leaves_stage(self) -> bool:
         """True if the next step belongs to another stage: a later one, or after a rollback an earlier one."""
         place = self.recipe.place

@@ -368,7 +368,7 @@ def announce(state: RunState, tracker: Tracker | OtherRankTracker, *, first: boo
         device=device,
         **state.arithmetic.names(),
         changes=recipe_changes,
-        recipe=recipe.model_dump(mode="json"),  # reports need it before there is a checkpoint
+        recipe=state.run_recipe.model_dump(mode="json"),  # reports need it before there is a checkpoint
         **loaded,
         **({} if recipe.place is None else {"stage": recipe.place.stage.name}),
     )

@@ -11,7 +11,7 @@ import pytest
 from hlat.config import Recipe, parse_recipe
 from hlat.data.prepare.preparation import prepare
 from hlat.data.prepared.prepared_folder import PreparedData
-from hlat.data.samples.stages import readings
+from hlat.data.samples.stages import readings, same_texts
 from hlat.data.samples.training_data import TrainingData
 from hlat.runtime.errors import DataError
 
@@ -171,3 +171,42 @@ def test_sources_that_repeat_are_one_order_over_stages_and_without_any(corpus):
         rows_of(longer, prepared)
     (alone,) = [each.model_copy(update={"stages": ()}).placed(None) for each in longer.each_stage()[:1]]
     assert TrainingData(prepared, alone.data, 3, readings(alone)).batch(0, 4).inputs_BS.shape == (4, 8)
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["listed", "of the manifest"])
+@pytest.mark.parametrize(
+    ("paths", "more", "said"),
+    [
+        (["a", "a/*.txt"], {}, [1]),
+        (["a", "a/007.txt"], {}, [1]),
+        (["a", "link"], {}, [1]),
+        (["a", "a/"], {}, []),
+        (["a", "b"], {}, []),
+        (["a", "a/*.txt"], {"restart": True}, []),
+    ],
+    ids=str,
+)
+def test_files_are_known_under_another_path(corpus, tmp_path, paths, more, said, prepared):
+    folder, _ = corpus
+    for name in ("a", "b"):
+        (tmp_path / name).symlink_to(folder / name)
+    (tmp_path / "link").symlink_to(folder / "a" / "003.txt")
+    (tmp_path / "link.txt").symlink_to(folder / "a" / "003.txt")
+    first, second = (str(tmp_path / ("link.txt" if path == "link" else path)) for path in paths)
+    recipe = staged(tmp_path, [{"steps": 1}, {"steps": 1, "data": {"path": second}, **more}], None, prepared_dir=None)
+    data = recipe.data.model_copy(update={"sources": (), "path": first, "prepared_dir": str(tmp_path / "first")})
+    recipe = recipe.model_copy(update={"data": data})
+    if prepared:
+        prepare(recipe.each_stage()[0].data, recipe.each_stage()[0].prepared_dir, workers=1)
+    assert [number for number, _ in same_texts(recipe, stores=False)] == said
+
+
+def test_a_stage_has_no_file_twice(corpus):
+    folder, _ = corpus
+    twice = [{"path": str(folder / path), "name": path, "weight": 1} for path in ("a", "a/*")]
+    recipe = staged(folder, [{"steps": 1}, {"steps": 1}], None, sources=twice)
+    assert [number for number, _ in same_texts(recipe, stores=False)] == [0], "of both stages, told once"
+    columns = [{"path": str(folder / "a"), "name": name, "weight": 1, "text_column": name} for name in ("x", "y")]
+    recipe = staged(folder, [{"steps": 1}, {"steps": 1}], None, sources=columns)
+    assert list(same_texts(recipe, stores=False)) == [], "two columns are two texts"
+    assert readings(recipe.each_stage()[1])[1].first == 2

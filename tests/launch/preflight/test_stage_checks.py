@@ -1,7 +1,9 @@
 """Checks of a start look at every stage of a run, before its first step, and name the stage of what they find."""
 
+import math
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -11,10 +13,20 @@ from hlat.config import RecipeError, odd_settings
 from hlat.config.load import parse_recipe
 from hlat.hardware import load_catalog, parse_cluster
 from hlat.launch.preflight.recipe_needs import plan_needs
-from hlat.launch.start_checks import Here
+from hlat.launch.start_checks import Here, StartPlace, sections_of
 from hlat.launch.start_examination import StartReport, load_and_check
+from hlat.runtime.errors import DataError
+from hlat.training.stages import check_later_texts
 
 WORDS = "the quick brown fox jumps over the lazy dog\n" * 400
+
+
+class Usage(NamedTuple):
+    """Usage of a disk in bytes, as shutil returns it."""
+
+    total: int
+    used: int
+    free: float
 
 
 @pytest.fixture
@@ -58,6 +70,46 @@ def test_a_problem_of_all_stages_is_told_once(content, tmp_path):
     assert paths.count("run.dir") == paths.count("evaluation.tasks.0") == 1
 
 
+def test_a_text_under_two_paths_and_one_that_is_too_short_for_its_stages_are_refused(content, tmp_path):
+    """The second stage reads a part of what the third gets none of: known from the bytes of the text."""
+    (tmp_path / "few.txt").write_text("the quick brown fox\n" * 60, encoding="utf-8")
+    content["data"]["path"] = str(tmp_path / "first.*")
+    content["stages"][1]["data"]["path"] = str(tmp_path / "few.txt")
+    again = {"name": "again", "steps": 1, "data": {"path": str(tmp_path / "first.txt")}}
+    content["stages"] += [again]
+    with pytest.raises(RecipeError) as error:
+        check(content)
+    found = {problem.path: problem.reason for problem in error.value.problems}
+    assert set(found) == {"stages.1", "stages.2", "stages.3.data"} and "none are left for it" in found["stages.2"]
+    assert "first.txt" in found["stages.3.data"] and "Write the path alike" in found["stages.3.data"]
+
+
+def test_a_run_that_no_command_has_checked_finds_the_same_of_later_texts_before_its_first_is_prepared(content, tmp_path):
+    first = parse_recipe(content, world=1).each_stage()[0]
+    check_later_texts(first)
+    content["stages"][1]["data"]["path"] = "nowhere"
+    with pytest.raises(DataError, match="stage anneal: data.path nowhere"):
+        check_later_texts(parse_recipe(content, world=1).each_stage()[0])
+    content["stages"][1]["data"]["path"] = str(tmp_path / "*.txt")
+    with pytest.raises(DataError, match="Write the path alike"):
+        check_later_texts(parse_recipe(content, world=1).each_stage()[0])
+
+
+def test_the_disk_needs_room_for_the_text_of_all_stages(content, monkeypatch):
+    recipe = parse_recipe(content, world=1)
+    short, anneal, long = (each.inputs for each in StartPlace(sections_of(recipe), recipe, Here(1, 1)).stages)
+    assert short.training_tokens and anneal.training_tokens and anneal.training_tokens == long.training_tokens
+    checkpoints = (recipe.checkpoint.keep_last + 1) * 12 * 1_053_824  # fp32 weights and two moments
+    needed = checkpoints + 4 * (short.training_tokens + anneal.training_tokens)  # the last two share a folder
+    usage = Usage(10**12, 0, needed)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    assert check(content).notes == ()
+    usage = usage._replace(free=needed - 1)
+    with pytest.raises(RecipeError) as error:
+        check(content)
+    assert [problem.path for problem in error.value.problems] == ["checkpoint.keep_last"]
+
+
 def test_the_memory_of_each_stage_is_compared_with_the_devices(content):
     content["model"] = {"preset": "llama-3.2-1b", "max_sequence_length": 131072}
     content["batch"] = {"global_batch": 8, "micro_batch": 1}
@@ -86,12 +138,18 @@ def test_notes_of_stages_are_told_once_and_name_later_stages(content):
 
 def test_the_summary_has_a_line_for_each_stage(cli, content, tmp_path):
     file = tmp_path / "recipe.yaml"
+    content |= {"schedule": {"warmup_steps": 5}, "optimizer": {"lr": 1e-3}}
     file.write_text(yaml.safe_dump(content), encoding="utf-8")
     lines = cli("check", file).stdout.splitlines()
     assert [line.split(":")[0] for line in lines if line.startswith("  stage")] == [
         "  stage  short", "  stage  anneal", "  stage  long",
     ]  # fmt: skip
     assert any(line.startswith("  data   anneal, long: 1 file") for line in lines)
+    # A warm-up of 5 steps to 1e-3, then a cosine over 30 steps to a tenth of it, in three parts.
+    rates = [line.rpartition("learning rate ")[2] for line in lines if line.startswith("  stage")]
+    shares = [0.1 + 0.45 * (1 + math.cos(math.pi * (step - 5) / 30)) for step in (20, 21, 30, 31, 35)]
+    texts = [f"{1e-3 * each:.3g}" for each in (0.2, *shares)]
+    assert rates == [f"{texts[number]} to {texts[number + 1]}" for number in (0, 2, 4)]
 
 
 def test_data_of_every_stage_is_prepared_with_the_tokenizer_of_the_first(cli, content, tmp_path):

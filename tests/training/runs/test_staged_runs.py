@@ -4,6 +4,7 @@ Three stages: short rows, another mixture with a decay from the current rate, an
 base of RoPE and another layout.
 """
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +13,15 @@ from typing import Any
 import pytest
 import yaml
 
+import hlat
+from hlat.checkpoint.fork import _rate
 from hlat.config import Recipe, parse_recipe
 from hlat.optim import placed, rate_at
+from hlat.reporting import summary_markdown
+from hlat.reporting.run_record import read_run
 from hlat.runtime.errors import CheckpointError
-from hlat.training.stages import find_stage, stage_record
+from hlat.training.components import StepEnd
+from hlat.training.stages import check_fork_stages, find_stage, stage_record
 from tests.support.same_runs import assert_same_run, assert_same_state, events_of, metrics_of
 
 LENGTH, LONG = 32, 128
@@ -81,7 +87,9 @@ def runs(tmp_path_factory, tiny_recipe, corpus, cli) -> Runs:
 @pytest.fixture(scope="module")
 def straight(runs) -> Path:
     """An undisturbed run of one process."""
-    return runs.train("straight")
+    run = runs.train("straight")
+    assert runs.printed.count("in this stage") == 3 and "in this run" not in runs.printed
+    return run
 
 
 def batches(run: Path) -> list[tuple[int, ...]]:
@@ -107,6 +115,29 @@ def test_positions_rates_and_borders_are_those_of_the_recipe(runs, straight):
     # The third stage names another rate: the same shape from there.
     wanted = [last * each for each in share[: STEPS[1]]] + [0.002 * each for each in share[STEPS[1] :]]
     assert rates[STEPS[0] :] == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_run_is_shown_with_its_own_recipe_the_stage_that_it_is_in_and_one_attempt(runs, straight):
+    found, record = hlat.show_run(straight), read_run(straight)
+    assert [stage["name"] for stage in found.settings["stages"]] == ["short", "anneal", "long"]
+    assert found.stage_words == "stage long, 3 of 3" and len(found.attempts) == 1
+    assert record.recipe is not None and record.stage is not None
+    assert record.recipe.total_steps == sum(STEPS) and record.recipe.data.sequence_length == LENGTH
+    assert record.stage.data.sequence_length == LONG
+    assert "step 10 of 10, stage long, 3 of 3" in summary_markdown([straight])
+
+
+def test_a_signal_that_comes_while_the_last_step_of_a_stage_is_saved_stops_the_run_there(runs, straight):
+    """After the vote of that step, where a callback sends it; the run goes on from there with the same bits."""
+    run = runs.train("interrupted", "training.stop_after=3")
+
+    def interrupt(end: StepEnd) -> None:
+        if end.step == STEPS[0]:
+            signal.raise_signal(signal.SIGINT)
+
+    result = hlat.train(run / "recipe.yaml", {"training.stop_after": None}, on_step=interrupt)
+    assert (result.step, result.reason) == (STEPS[0], "SIGINT") and not list(events_of(run, "stage"))
+    assert_same_run(runs.train("interrupted"), straight)
 
 
 @pytest.mark.parametrize("kills", [KILLS, pytest.param(MORE_KILLS, marks=pytest.mark.slow)], ids=["borders", "more"])
@@ -165,6 +196,38 @@ def test_an_edit_of_an_earlier_stage_may_not_change_rates_of_steps_done():
             find_stage(edited, newest)
 
 
+def fake_checkpoint(stage: Recipe, step: int, **meta: Any) -> Any:
+    recipe = stage.in_mode("fp32").model_dump(mode="json")
+    saved = {"stage": stage_record(placed(stage)), "recipe": recipe, "data_fingerprint": "x", **meta}
+    return SimpleNamespace(step=step, path=f"step-{step}", meta=saved)
+
+
+def decayed(*more: dict[str, Any]) -> Recipe:
+    stages = [{"name": "a", "steps": 5}, {"name": "b", "steps": 5, "schedule": {"kind": "linear", "min_ratio": 0.2}}]
+    sections = {"model": {"preset": "tiny-1m"}, "data": {"path": "x"}, "batch": {"global_batch": 8}}
+    return parse_recipe({**sections, "schedule": {"kind": "constant"}, "stages": [*stages, *more]})
+
+
+def test_a_stage_after_a_finished_decay_needs_a_schedule_and_the_refusal_says_so():
+    newest = fake_checkpoint(decayed().each_stage()[1], 10)
+    added = {"name": "c", "steps": 5}
+    with pytest.raises(CheckpointError, match=r"(?s)ended with batch 10, .*Give stage c a schedule of its own"):
+        find_stage(decayed(added), newest)
+    here, _ = find_stage(decayed({**added, "schedule": {"kind": "constant"}}), newest)
+    assert rate_at(here, 11) == rate_at(here, 15) == pytest.approx(0.2 * here.optimizer.lr)
+
+
+def test_the_rate_of_a_forks_next_step_counts_the_batches_that_its_parent_has_skipped():
+    recipe = decayed()
+    skipped = {"losses": [], "norms": [], "skipped_steps": [], "rollbacks": [{"step": 7, "samples": [48, 56]}]}
+    stage = recipe.each_stage()[1]
+    for step, batch in ((6, 7), (7, 8)):  # batch 6 is skipped: step 7 reads batch 7
+        _, found = check_fork_stages(recipe, fake_checkpoint(stage, step, anomalies=skipped))
+        assert found == batch
+        assert _rate(recipe, step, found) == rate_at(placed(stage), batch + 1)
+        assert _rate(recipe, step, found) == pytest.approx(stage.optimizer.lr * (1 - 0.8 * (batch - 4) / 5))
+
+
 def test_too_little_text_for_the_last_stage_is_said_before_the_first_step(runs):
     more = stages().replace(f"steps: {STEPS[0]}", "steps: 100000")
     with pytest.raises(AssertionError):
@@ -180,6 +243,10 @@ def test_a_fork_of_a_run_with_stages_goes_on_in_them_and_a_run_without_may_get_s
     done = cli("train", tmp_path / "same/recipe.yaml")
     assert done.returncode == 0, done.stderr
     assert_same_state(tmp_path / "same", straight)
+    made = cli("fork", f"{tmp_path / 'same'}@8", "--to", tmp_path / "again")
+    done = cli("train", tmp_path / "again/recipe.yaml")
+    assert made.returncode == done.returncode == 0, made.stderr + done.stderr
+    assert_same_state(tmp_path / "again", straight)
     refused = cli("fork", f"{straight}@6", "--to", tmp_path / "no", stages().replace("steps: 4", "steps: 5"))
     assert refused.returncode != 0 and "keep their lengths" in refused.stderr and not (tmp_path / "no").exists()
     trunk = runs.train("trunk", "stages=[]", "training.steps=4")

@@ -15,7 +15,7 @@ import pytest
 from hlat.checkpoint import CheckpointStore, fork_run, verify_checkpoint
 from hlat.checkpoint.fork import Fork
 from hlat.checkpoint.format.filesystem import Disk
-from hlat.checkpoint.protocol.commit import TRASH_PREFIX
+from hlat.checkpoint.protocol.commit import TRASH_PREFIX, rename_into_place
 from hlat.config import load_recipe
 from hlat.reporting import family_lines, read_overview, report_page
 from hlat.runtime.errors import CheckpointError, StorageError
@@ -92,6 +92,14 @@ def test_rotation_leaves_what_a_fork_was_made_from(trunk: Path, tmp_path: Path) 
     fork_run(f"{trunk}@30", tmp_path / "fork")
     store = CheckpointStore(trunk / "checkpoints", keep_last=1)
     assert store.prune() == [] and store.steps() == [30, 40]
+
+
+def test_a_step_that_is_saved_again_after_a_rollback_keeps_its_marks(trunk: Path, tmp_path: Path) -> None:
+    fork_run(f"{trunk}@30", tmp_path / "fork")
+    step, again = trunk / "checkpoints/step-00000030", trunk / "checkpoints/.staging-again"
+    shutil.copytree(step, again, ignore=shutil.ignore_patterns(f"{KEPT_PREFIX}*"))
+    rename_into_place(Disk(), again, step)
+    assert forks_of(trunk) == [(30, tmp_path / "fork")] and verify_checkpoint(step) == []
 
 
 def test_a_mark_that_comes_while_rotation_removes_the_checkpoint_keeps_it(trunk: Path) -> None:

@@ -53,7 +53,7 @@ from hlat.checkpoint.protocol.reader import (
 )
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.errors import CheckpointError, StorageError
-from hlat.runtime.storage.run_folder import RunFolder, is_kept
+from hlat.runtime.storage.run_folder import RunFolder, is_kept, kept_marks
 
 REPLACED_PREFIX, TRASH_PREFIX = ".replaced-", ".trash-"
 
@@ -216,6 +216,11 @@ def rename_into_place(disk: Disk, staging: Path, final: Path) -> None:
         # ``clean_up``.
         disk.rename(final, replaced)
         try:
+            # Forks were made from the old one: their marks stay with its step. Under this name nobody can add one.
+            for mark in (marks := kept_marks(replaced)):
+                copy_file(disk, mark, staging / mark.name)
+            if marks:
+                disk.sync_folder(staging)
             disk.rename(staging, final)
         except BaseException:
             disk.rename(replaced, final)

@@ -9,13 +9,18 @@ it reads, and the last group all that are left.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from hlat.config import Recipe
+from hlat.config import DataConfig, Recipe
+from hlat.data.corpus_files import cache_location, files_of_source, numbered_sources
+from hlat.data.prepared.manifest import read_data_manifest
 from hlat.data.samples.order import build_mixture, is_weighted
-from hlat.runtime.errors import DataError
+from hlat.data.stores.cache import Cache
+from hlat.runtime.errors import DataError, StorageError
+from hlat.runtime.terminal import listed
 from hlat.runtime.urls import is_url
 
 
@@ -75,7 +80,7 @@ def _part(recipe: Recipe) -> _StageUse:
     place, data = recipe.place, recipe.data
     assert place is not None, "the recipe of a stage"
     samples = place.batches.first_of(place.stop) - place.batches.first_of(place.first)
-    texts = [_spelled(source.path) for source in data.sources] or [_spelled(str(data.path))]
+    texts = _text_names(data)
     labels = [source.label for source in data.sources] or [""]
     restart = place.stage.restart
     again = [restart if isinstance(restart, bool) else label in restart for label in labels]
@@ -92,9 +97,17 @@ def _part(recipe: Recipe) -> _StageUse:
     return _StageUse(place.stage.name, tuple(texts), counts, orders, limits, data.sequence_length, tuple(again))
 
 
-def _spelled(path: str) -> str:
+def _text_names(data: DataConfig) -> list[str]:
+    """Name the text of each source: its path, and the column if it is another one than that of all sources."""
+    columns = [source.tokens_column or source.text_column for source in data.sources] or [None]
+    paths = [source.path for source in data.sources] or [str(data.path)]
+    named = zip(paths, columns, strict=True)
+    default = data.tokens_column or data.text_column
     # One text has one name, however its path is written.
-    return path if is_url(path) else os.path.normpath(path)
+    return [
+        (path if is_url(path) else os.path.normpath(path)) + ("" if column in (None, default) else f" ({column})")
+        for path, column in named
+    ]
 
 
 def _reading(parts: Sequence[_StageUse], index: int, stream: str) -> Reading:
@@ -156,3 +169,100 @@ def _refuse_mixed(parts: Sequence[_StageUse], index: int, stream: str) -> None:
                 )
         if (use := part.use(stream)) is not None and use.restarts:
             return  # it began anew
+
+
+def text_problem(recipe: Recipe, most_tokens: int | None) -> str:
+    """Return why a stage cannot read its text once, as far as that is known before it is prepared; else nothing.
+
+    ``most_tokens`` is an upper bound of the training tokens of the text; None if there is none.
+    """
+    try:
+        reads = readings(recipe)
+    except DataError as error:
+        return str(error)
+    used = sum(sum(each.earlier) + (each.own or 0) for each in reads)
+    if most_tokens is None or not used or used < most_tokens:
+        return ""
+    return f"the text has at most {most_tokens:,} training tokens, {none_left(used)}"
+
+
+def none_left(used: int) -> str:
+    """Say that stages use up a text, and what would work."""
+    return (
+        f"and stages with other rows (sequence length, packing) before the last of them read {used:,}: none are left "
+        "for it. Say restart: true in that stage to read the text anew, make the earlier stages shorter, or give more "
+        "text."
+    )
+
+
+@dataclass(frozen=True)
+class _Text:
+    """Text of a source in a stage."""
+
+    stage: int
+    name: str
+    files: frozenset[tuple[str, str]]  # of each its path without links, and the column
+    restarts: bool
+
+
+def same_texts(run: Recipe, *, stores: bool) -> Iterator[tuple[int, str]]:
+    """Yield the number of a stage and what is wrong, if a file of it belongs to two texts, which are read each.
+
+    With ``stores``, the files of URLs are listed too. Sources that cannot be listed are left out.
+    """
+    stages = run.each_stage() if run.stages else []
+    texts, said = [_texts(number, stage, stores) for number, stage in enumerate(stages)], set[frozenset[str]]()
+    for number, here in enumerate(texts):
+        for place, text in enumerate(here):
+            for other in [*here[:place], *_read_before(texts, text)]:
+                names = frozenset((text.name, other.name))
+                is_other = other.name != text.name or other.stage == number
+                if is_other and names not in said and other.files & text.files:
+                    said.add(names)  # stages that have the same texts have the same mistake
+                    yield number, _read_twice(run, text, other)
+
+
+def _texts(number: int, recipe: Recipe, stores: bool) -> list[_Text]:
+    place, data = recipe.place, recipe.data
+    assert place is not None, "the recipe of a stage"
+    sources = [source for source in numbered_sources(data) if source.number >= 0]
+    files: list[set[tuple[str, str]]] = [set() for _ in sources]
+    with suppress(DataError, StorageError, OSError):  # the preparation's to report
+        if (manifest := read_data_manifest(recipe.prepared_dir)) is not None:
+            for record in manifest.sources:
+                if record.use == "split":
+                    files[int(record.content[0])].add((_real(record.path), record.column))
+        else:
+            cache = Cache(*cache_location(data, recipe.prepared_dir))
+            for source, found in zip(sources, files, strict=True):
+                if stores or not is_url(source.path):
+                    found |= {(_real(file.path), file.column) for file in files_of_source(source, cache)}
+    restart = place.stage.restart
+    labels = [source.label for source in data.sources] or [""]
+    return [
+        _Text(number, name, frozenset(found), restart if isinstance(restart, bool) else label in restart)
+        for name, found, label in zip(_text_names(data), files, labels, strict=True)
+    ]
+
+
+def _real(path: str) -> str:
+    return path if is_url(path) else os.path.realpath(path)
+
+
+def _read_before(texts: Sequence[Sequence[_Text]], text: _Text) -> Iterator[_Text]:
+    """Yield the texts of earlier stages, back to the one in which this text began anew."""
+    for number in range(text.stage - 1, -1, -1):
+        if any(each.restarts for each in texts[number + 1] if each.name == text.name):
+            return
+        yield from texts[number]
+
+
+def _read_twice(run: Recipe, text: _Text, other: _Text) -> str:
+    here, there = (run.stages[each.stage].name for each in (text, other))
+    files = listed(sorted(path for path, _ in text.files & other.files), 1)
+    if text.stage == other.stage:
+        return f"stage {here} has {files} twice, in {other.name} and in {text.name}. Leave one out."
+    return (
+        f"stage {here} reads {text.name}, and stage {there} {other.name}: both have {files}, and it would be read "
+        f"twice. Write the path alike in both, or say restart: true in stage {here} to read the text anew."
+    )

@@ -30,7 +30,7 @@ from hlat.data.samples.packed_rows import (
     part_of,
     source_ranges,
 )
-from hlat.data.samples.stages import Reading
+from hlat.data.samples.stages import Reading, none_left
 from hlat.model import IGNORED
 from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import DataError
@@ -162,12 +162,7 @@ class TrainingData:
             used = sum(read.earlier) + (read.own or 0)
             if whole.tokens and read != Reading(read.first) and (used >= whole.tokens or part.tokens < (read.own or 1)):
                 name = self._config.sources[number].label if len(self._ranges) > 1 else "the text"
-                raise DataError(
-                    f"{self._prepared.dir}: {name} has {whole.tokens:,} training tokens, and stages with other rows "
-                    f"(sequence length, packing) before the last of them read {used:,}: none are left for it. Say "
-                    "restart: true in that stage to read the text anew, make the earlier stages shorter, or give more "
-                    "text."
-                )
+                raise DataError(f"{self._prepared.dir}: {name} has {whole.tokens:,} training tokens, {none_left(used)}")
             self._ranges[number] = part
 
     def _refuse_too_little(self, counts: list[int]) -> None:

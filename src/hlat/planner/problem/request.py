@@ -231,6 +231,12 @@ def names_tokens(model: str) -> bool:
     return _load_model(model)[1] is not None
 
 
+def has_stages(model: str) -> bool:
+    """Return True if a model is a recipe with stages; errors as ``names_tokens``."""
+    recipe = _load_model(model)[1]
+    return recipe is not None and bool(recipe.stages)
+
+
 def _numbers(question: PlanQuestion) -> list[tuple[str, int | None]]:
     return [
         ("--tokens", question.tokens),

@@ -75,9 +75,14 @@ def write_recipe(folder: Path, recipe: Mapping[str, Any], run_dir: Path) -> None
     write_atomic(folder / RECIPE_NAME, (head + text).encode())
 
 
+def kept_marks(checkpoint: Path) -> list[Path]:
+    """List the marks in a checkpoint of the forks that were made from it."""
+    return sorted(checkpoint.glob(f"{KEPT_PREFIX}*"))
+
+
 def is_kept(checkpoint: Path) -> bool:
     """True if a fork was made from a checkpoint."""
-    return any(checkpoint.glob(f"{KEPT_PREFIX}*"))
+    return bool(kept_marks(checkpoint))
 
 
 def forks_of(run_dir: Path) -> list[tuple[int, Path]]:
