@@ -2,8 +2,8 @@
 
     python benchmarks/coordinates.py [--widths 64 ... ] [--depths 2 ...] [--steps 5]
 
-AdamW and Muon, a LLaMA and a Qwen 3 (norms of queries and keys, two query heads for each kv head), with completep, whose
-rows for widths are those of mup, and without transfer. The base has width 64 and 2 layers. Prints every table of
+AdamW and Muon, a LLaMA and a Qwen 3 (norms of queries and keys, two query heads for each kv head), with completep,
+whose rows for widths are those of mup, and without transfer. The base has width 64 and 2 layers. Prints every table of
 ``hlat ladder --coordinates``, and records for each axis the slope that is farthest from zero among those that are
 expected to be zero.
 """

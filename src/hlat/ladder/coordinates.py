@@ -154,9 +154,12 @@ def recipe_of_size(recipe: Recipe, width: int, layers: int, narrowest: int) -> R
         "head_dim": head,
         "vocab_size": min(model.vocab_size, _VOCABULARY),
     }
+    section = model.model_dump(mode="json", exclude={"preset", "hf_config"}) | sizes
+    # A model with fewer layers than a pattern has its beginning.
+    section |= {name: section[name][:layers] for name in ("layer_types", "rope_layers") if section.get(name)}
     return parse_recipe(
         {
-            "model": model.model_dump(mode="json", exclude={"preset", "hf_config"}) | sizes,
+            "model": section,
             "data": {"path": "unused", "sequence_length": _LENGTH, "tokenizer": {"train": "char"}},
             "batch": {"global_batch": _SEQUENCES, "micro_batch": 1},
             "optimizer": recipe.optimizer.model_dump(mode="json"),
