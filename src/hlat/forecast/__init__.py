@@ -18,7 +18,9 @@ __getattr__ = lazily(
     __name__,
     {
         "fitting": "LEAST_RUNS LawFit LossRange Observation fit_law fit_range",
-        "ladder": ("LADDER_FILE Forecast Ladder LadderRun SizeKind conditions_of read_ladder sizes_of write_ladder"),
+        "ladder": (
+            "LADDER_FILE Forecast Ladder LadderRun SizeKind conditions_of model_sizes read_ladder sizes_of write_ladder"
+        ),
         "law": "CHINCHILLA FLOPS_PER_PARAMETER ScalingLaw",
     },
 )

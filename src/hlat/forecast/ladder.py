@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from hlat.config import Recipe
+from hlat.config import ModelConfig, Recipe
 from hlat.forecast.fitting import LawFit, LossRange, Observation, fit_range
 from hlat.forecast.law import FLOPS_PER_PARAMETER
 from hlat.model import count_parameters, flops_per_token
@@ -81,8 +81,13 @@ class Ladder:
 
 def sizes_of(recipe: Recipe) -> dict[SizeKind, float]:
     """Count a recipe's model in every way."""
-    counts = count_parameters(recipe.model)
-    flops = flops_per_token(recipe.model, recipe.data.sequence_length) / FLOPS_PER_PARAMETER
+    return model_sizes(recipe.model, recipe.data.sequence_length)
+
+
+def model_sizes(model: ModelConfig, sequence_length: int) -> dict[SizeKind, float]:
+    """Count a model in every way."""
+    counts = count_parameters(model)
+    flops = flops_per_token(model, sequence_length) / FLOPS_PER_PARAMETER
     outside = counts.embedding + counts.head
     return {"total": counts.total, "non_embedding": counts.total - outside, "flops": flops}
 
