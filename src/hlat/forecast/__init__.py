@@ -3,6 +3,7 @@
 law.py      the law, and the best size for some compute
 fitting.py  its constants from runs, and the range around them
 ladder.py   the record of a ladder, and the forecast of a run
+registered.py   the forecast in the run's folder
 """
 
 from typing import TYPE_CHECKING
@@ -13,12 +14,14 @@ if TYPE_CHECKING:
     from hlat.forecast.fitting import *
     from hlat.forecast.ladder import *
     from hlat.forecast.law import *
+    from hlat.forecast.registered import *
 
 __getattr__ = lazily(
     __name__,
     {
         "fitting": "LEAST_RUNS LawFit LossRange Observation fit_law fit_range",
         "ladder": ("LADDER_FILE Forecast Ladder LadderRun SizeKind conditions_of read_ladder sizes_of write_ladder"),
+        "registered": "FORECAST_FILE forecast_json parse_forecast read_forecast write_forecast",
         "law": "CHINCHILLA FLOPS_PER_PARAMETER ScalingLaw",
     },
 )

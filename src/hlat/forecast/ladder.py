@@ -11,7 +11,7 @@ fraction of a run's tokens, the ratio of its loss to its last one, as a function
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -47,7 +47,10 @@ class Forecast:
     ladder: str  # id
     tokens: int
     end: LossRange
-    curve: tuple[tuple[float, LossRange], ...]  # fraction of the run's tokens, loss
+    curve: tuple[tuple[float, LossRange], ...]  # fraction of the run's tokens, loss; rising fractions, the last is 1
+    sizes: Mapping[SizeKind, float] = field(default_factory=dict)
+    kind: SizeKind = "flops"  # the one of ``sizes`` that the law used
+    written: str = ""  # when it was registered, ISO 8601
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Ladder:
     def forecast(self, sizes: Mapping[SizeKind, float], tokens: int) -> Forecast:
         """Forecast a run of some size and tokens; PlanError if the ladder cannot."""
         end = self.fit.loss(sizes[self.kind], tokens)
-        return Forecast(self.id, tokens, end, ((1.0, end),))
+        return Forecast(self.id, tokens, end, ((1.0, end),), dict(sizes), self.kind)
 
 
 def sizes_of(recipe: Recipe) -> dict[SizeKind, float]:
