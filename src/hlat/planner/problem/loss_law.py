@@ -93,7 +93,7 @@ class PlannedLoss:
     beyond: float  # FLOPs over those of the ladder's largest run
     more: Margin
     less: Margin
-    unlike: tuple[str, ...]  # conditions in which the run differs from the ladder, in words
+    warnings: tuple[str, ...]
 
     @property
     def span(self) -> str:
@@ -110,8 +110,7 @@ class PlannedLoss:
         more, less = self.more.words("more tokens", "a larger model"), self.less.words("fewer tokens", "a smaller one")
         tenth = "" if usd is None else f" ({usd_text(_TENTH * usd, 2)})"
         yield "margin", f"loss for a tenth more budget{tenth}: {more}; for a tenth less: {less}"
-        if self.unlike:
-            yield "unlike", f"{listed(self.unlike)}: the ladder's law may not hold"
+        yield from (("ladder", warning) for warning in self.warnings)
 
     def to_dict(self) -> dict[str, Any]:
         """The forecast under its documented keys (docs/planning.md), as JSON values."""
@@ -122,7 +121,7 @@ class PlannedLoss:
             "flops_over_ladder": self.beyond,
             "tenth_more_budget": {"tokens": self.more.tokens, "size": self.more.size},
             "tenth_less_budget": {"tokens": self.less.tokens, "size": self.less.size},
-            "unlike_ladder": list(self.unlike),
+            "warnings": list(self.warnings),
         }
 
 
@@ -229,14 +228,16 @@ class LadderLaw:
             return Margin(law.loss(size, (1 + share) * tokens) - here, law.loss(larger, tokens) - here)
 
         largest = max(run.sizes["flops"] * run.tokens for run in self.ladder.runs)
+        forecast, unlike = self.ladder.forecast(sizes, tokens), list(self._unlike(model, sequence, recipe))
+        warnings = [f"{listed(unlike)}: its law may not hold"] if unlike else []
         return PlannedLoss(
             self.name,
             self.ladder.id,
-            self.ladder.forecast(sizes, tokens).end,
+            forecast.end,
             sizes["flops"] * tokens / largest,
             margin(_TENTH),
             margin(-_TENTH),
-            tuple(self._unlike(model, sequence, recipe)),
+            (*forecast.warnings, *warnings),
         )
 
     def _unlike(self, model: ModelConfig, sequence: int, recipe: Recipe | None) -> Iterator[str]:
