@@ -6,7 +6,8 @@ import pytest
 from hlat.forecast import CHINCHILLA, ScalingLaw
 from hlat.model.counts import count_parameters
 from hlat.planner.problem.question import PlanQuestion
-from hlat.planner.problem.request import _llama_class_shapes, llama_class, nearest_shape, resolve_request
+from hlat.planner.problem.request import resolve_request
+from hlat.planner.problem.shapes import llama_class, llama_class_shapes, nearest_shape
 from tests.support.planner.requests import request_for
 
 SARDANA = ScalingLaw(1.69, 406.4, 410.7, 0.336, 0.283)
@@ -61,7 +62,7 @@ def test_more_generated_tokens_want_smaller_models() -> None:
 
 
 def test_every_shape_is_found_by_its_name_and_counted_as_named() -> None:
-    for size, section in _llama_class_shapes():
+    for size, section in llama_class_shapes():
         name, found, parameters = nearest_shape(size)
         assert (found, parameters) == (section, size) and llama_class(name) == section
         assert found["hidden_size"] % found["heads"] == 0 and found["heads"] % found["kv_heads"] == 0

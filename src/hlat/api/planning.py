@@ -34,6 +34,7 @@ def plan(
     pue: float | None = None,
     network: str | None = None,
     search: bool = False,
+    ladder: str | Path | None = None,
 ) -> "TrainingPlan":
     """Choose the layout of a run on a cluster, and predict its time, memory, cost and goodput.
 
@@ -58,6 +59,7 @@ def plan(
         pue: power usage effectiveness of the data centre, for the energy; None for Amazon's mean.
         network: rate of an instance to others, as in "400 GB/s" or "8x400 Gb/s"; None for the catalog's.
         search: choose the micro-batch and recomputation of a recipe too; they are planned as it has them otherwise.
+        ladder: folder of a ladder (hlat ladder), whose law forecasts the loss: ``request.loss``, with its range.
 
     Returns:
         The plan: ``chosen`` and ``alternatives`` (each with ``candidate``, ``step_seconds``, ``peak_memory`` in bytes,
@@ -95,6 +97,7 @@ def compare_plans(
     pue: float | None = None,
     network: str | None = None,
     search: bool = False,
+    ladder: str | Path | None = None,
 ) -> "ClusterComparison":
     """Plan a run on each of several clusters.
 
@@ -104,7 +107,7 @@ def compare_plans(
         rank_by: "time" or "cost" orders the plans; None keeps the order of ``clusters``.
         against: another layout whose prediction is to be compared.
         model, tokens, sequence, global_batch, precision, layout: as for ``plan``.
-        hardware, per, interruptions, prices_of, quotes, storage, pue, network, search: as for ``plan``.
+        hardware, per, interruptions, prices_of, quotes, storage, pue, network, search, ladder: as for ``plan``.
 
     Returns:
         ``plans``, ``refused`` (the reason, by cluster without a plan), ``against`` (a prediction by cluster), and
@@ -135,6 +138,7 @@ def plan_grid(
     prices_of: str | None = None,
     storage: str | None = None,
     pue: float | None = None,
+    ladder: str | Path | None = None,
 ) -> "PlanGrid":
     """Plan a run of each of several models on each of several clusters, and find out what decides the layouts.
 
@@ -143,7 +147,7 @@ def plan_grid(
         clusters: INSTANCE:N of one kind of chip, as in "p5.48xlarge:8" or "p5.48xlarge:1,8,64".
         chips: an instance instead of ``clusters``: its number is doubled, from the smallest on which a model fits.
         tokens, sequence, global_batch: None for those of HLAT's runs: 1.8T tokens, 1,024 sequences of 4,096.
-        precision, price, hardware, per, interruptions, prices_of, storage, pue: as for ``plan``.
+        precision, price, hardware, per, interruptions, prices_of, storage, pue, ladder: as for ``plan``.
 
     Returns:
         ``cells``, by model and cluster, each with ``model``, ``request``, ``best`` (a prediction; None if there is no
@@ -179,6 +183,7 @@ def choose_cluster(
     pue: float | None = None,
     network: str | None = None,
     search: bool = False,
+    ladder: str | Path | None = None,
 ) -> "Purchase":
     """Choose kind and number of instances for a run, by a deadline, a budget, or both.
 
@@ -195,7 +200,7 @@ def choose_cluster(
         price: as for ``plan``; None for the kind that most of the instances have.
         quotes: as for ``plan``; "any" then stands for the instances that it names.
         model, sequence, global_batch, precision, hardware: as for ``plan``.
-        interruptions, prices_of, storage, pue, network, search: as for ``plan``.
+        interruptions, prices_of, storage, pue, network, search, ladder: as for ``plan``.
 
     Returns:
         ``rows``, the best offer of each kind of instance that meets the goal, the ``chosen`` one first; ``sizes``, the
@@ -229,20 +234,22 @@ def choose_model_size(
     storage: str | None = None,
     pue: float | None = None,
     network: str | None = None,
+    ladder: str | Path | None = None,
 ) -> "ModelSize":
     """Choose the size of a LLaMA-class model and its tokens, for a budget or an amount of compute, and plan its run.
 
     The size is that of least loss by the scaling law of Hoffmann et al. 2022 with the constants of Besiroglu et al.
-    2024; with tokens to be generated, that which trains and generates for the fewest FLOPs (Sardana et al. 2023). The
-    shape is the nearest of some that follow Llama 3.
+    2024, or by that of a ladder; with tokens to be generated, that which trains and generates for the fewest FLOPs
+    (Sardana et al. 2023). The shape is the nearest of some that follow Llama 3.
 
     Args:
         budget: cost of the run in USD, as in "50000" or "50k".
-        flops: FLOPs of the run, 6 per parameter and token, instead of a budget.
+        flops: FLOPs of the run instead of a budget: 6 per parameter and token; with a ladder, attention included.
         inference_tokens: tokens to be generated over the model's life, prompts included.
         chips, deadline, price: as for ``choose_cluster``.
         sequence, global_batch, precision, hardware, interruptions, prices_of, quotes: as for ``plan``.
         storage, pue, network: as for ``plan``.
+        ladder: folder of a ladder whose law is used instead.
 
     Returns:
         ``runs``: the run of the best size (with ``inference_tokens`` that for them, then the one of least loss), each
@@ -250,7 +257,8 @@ def choose_model_size(
         ``request``.
 
     Raises:
-        PlanError: neither a budget nor FLOPs, or both; nothing fits; or no price is known.
+        PlanError: neither a budget nor FLOPs, or both; nothing fits; no price is known; or the ladder does not
+            determine the size within 2 times.
         HardwareError: an instance is unknown, or the catalog is inconsistent.
     """
     return choose_model_size_for(PlanQuestion(**locals()))

@@ -48,7 +48,7 @@ _PANELS = {
         *("per", "hardware", "quotes", "prices_of", "interruptions"),
         *("storage", "network", "pue", "rank_by"),
     ),
-    "Other questions": ("grid", "flops", "inference_tokens"),
+    "Other questions": ("grid", "flops", "inference_tokens", "ladder"),
     "Files": ("trace", "fragment"),
 }
 """Groups of options in help; the usual ones are in none of them, and on its first page."""
@@ -122,6 +122,12 @@ def plan_command(
     ] = None,
     inference_tokens: Annotated[
         str | None, typer.Option(help="Without a model: tokens that it will generate, as in 1T.")
+    ] = None,
+    ladder: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Ladder of small runs, whose law forecasts the loss and chooses the size of a model."
+        ),
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the simulated step as a Chrome trace.")] = None,
     fragment: Annotated[Path | None, typer.Option(help="Write the layout as sections of a recipe.")] = None,

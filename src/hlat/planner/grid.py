@@ -26,12 +26,13 @@ from hlat.planner.expected import interval_text, likely, median_days, median_usd
 from hlat.planner.plan import format_number, layout_json
 from hlat.planner.problem.devices import comparison_note
 from hlat.planner.problem.layouts import Candidate, candidates, layout_text
+from hlat.planner.problem.loss_law import forecast_json
 from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.problem.request import PlanRequest, has_stages, resolve_request
 from hlat.planner.report.terminal import table_lines
 from hlat.planner.search import CandidateLayouts, LayoutPrediction, best_layout, fitting_positions, step_seconds
 from hlat.runtime.errors import PlanError
-from hlat.runtime.quantities import short_count
+from hlat.runtime.quantities import rounded_text, short_count
 from hlat.runtime.terminal import wrapped
 
 _TOKENS, _SEQUENCE, _GLOBAL_BATCH = 1_800_000_000_000, 4096, 1024  # HLAT's runs, arXiv 2404.10630
@@ -44,7 +45,7 @@ _HEADS = ("model", "chips", "step s", "MFU", "GiB", "days", "4 of 5", "cost", "l
 _SIZE = re.compile(r"\d+(\.\d+)?[mb]", re.IGNORECASE)
 _OPTIONS = {
     *("grid", "cluster", "chips", "per", "tokens", "sequence_length", "global_batch", "precision"),
-    *("price", "interruptions", "prices_of", "storage", "pue", "as_json", "to", "hardware"),
+    *("ladder", "price", "interruptions", "prices_of", "storage", "pue", "as_json", "to", "hardware"),
 }
 
 Obstacle = Literal["memory", "batch", "degrees", "failures"]
@@ -239,6 +240,7 @@ def _cell_json(cell: GridCell) -> dict[str, Any]:
         "cluster": cluster.name,
         "chips": cluster.chips,
         "devices": cluster.devices,
+        **forecast_json(cell.request.loss),
         "obstacle": cell.obstacle,
         "layout": None if cell.best is None else layout_json(cell.request, cell.best),
         "instead": {
@@ -280,6 +282,14 @@ def _predictions(planned: PlanGrid) -> Iterator[list[str]]:
             median_usd(best),
             layout_text(best.candidate),
         ]
+
+
+def _losses(planned: PlanGrid) -> tuple[str, list[list[str]]]:
+    """Caption, heads and a row for each model of the losses that a ladder forecasts; no rows without one."""
+    losses = {cell.model: loss for cell in planned.cells if (loss := cell.request.loss)}
+    rows = [[name, *str(one).split(", "), rounded_text(one.beyond, 2)] for name, one in losses.items()]
+    caption = "".join(f"Loss by {one.ladder}; FLOPs as times those of the largest" for one in [*losses.values()][:1])
+    return caption, [["model", "loss", "4 of 5 runs", "FLOPs"], *rows] if rows else []
 
 
 def _reasons(planned: PlanGrid) -> list[list[str]]:
@@ -327,6 +337,9 @@ def grid_lines(planned: PlanGrid, columns: int) -> Iterator[str]:
     yield from ("", *wrapped(_DEGREES, columns), *table_lines(_degrees(planned), columns))
     # A layout that ends with its line leaves an empty one.
     yield from ("", *filter(str.strip, table_lines([_HEADS, *_predictions(planned)], columns)))
+    caption, losses = _losses(planned)
+    if losses:
+        yield from ("", *wrapped(caption, columns), *table_lines(losses, columns))
     reasons = _reasons(planned)
     if len(reasons) > 1:
         meaning = _meaning("; empty: the layout has this setting itself")
@@ -335,6 +348,7 @@ def grid_lines(planned: PlanGrid, columns: int) -> Iterator[str]:
 
 def grid_page(planned: PlanGrid) -> Html:
     """Make the complete page: a heat map of the best layouts, and what the lines have too."""
+    caption, losses = _losses(planned)
     rows, instance = planned.rows, planned.cells[0].request.cluster.instance
     chart = heat_map(
         "Best layouts: degrees, MFU and days",
@@ -357,6 +371,7 @@ def grid_page(planned: PlanGrid) -> Html:
         chart,
         *(paragraph(line.replace("assumed  ", "Assumed: ")) for line in _sentences(planned)),
         section("Predictions", [table(_HEADS, _predictions(planned), caption=_OF_FIVE)]),
+        section("Loss", [table(losses[0], losses[1:], caption=caption)] if losses else []),
         section("What decides", [paragraph(_meaning()), decides] if instead else []),
     ]
     return page(f"{', '.join(rows)} on {instance.name}", contents)

@@ -43,7 +43,9 @@ from hlat.planner.problem.layouts import (
     recipe_on_chip,
     recipe_step,
 )
-from hlat.planner.problem.request import PlanRequest, llama_class
+from hlat.planner.problem.loss_law import forecast_json
+from hlat.planner.problem.request import PlanRequest
+from hlat.planner.problem.shapes import llama_class
 from hlat.planner.search import (
     TIE_TOLERANCE,
     USABLE_MEMORY_SHARE,
@@ -170,6 +172,7 @@ class TrainingPlan:
             "for_comparison": why_not_runnable(self.request.cluster.chip, self.request.mode) or None,
             "chosen": self._layout(self.chosen),
             "alternatives": [self._layout(other) for other in self.alternatives],
+            **forecast_json(self.request.loss),
             "would_change": {name: {"recipe": old, "plan": new} for name, (old, new) in self.changes.items()},
             "slower_networks": [one.to_dict() for one in self.at_slower_networks],
             "assumptions": self.assumptions(),

@@ -9,26 +9,23 @@
 
 The best cluster depends on the model, and so does what a dollar buys. So law and planner are asked in turn: the planner
 chooses kind and number of instances anew for each size.
-
-The law is C = 6 N D FLOPs, L(N, D) = E + A / N^alpha + B / D^beta: Hoffmann et al. 2022 (arXiv 2203.15556), approach 3,
-with the constants of Besiroglu et al. 2024 (arXiv 2404.10102), since the published ones were rounded and their fit had
-not converged. N counts all parameters. The runs had up to 16 billion parameters and MassiveText as data: other data has
-another loss, but nearly the same best size. With tokens to be generated: Sardana et al. 2023 (arXiv 2401.00448),
-equation 2. They also find that far beyond the usual tokens per parameter, more tokens help less than the law says.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from math import ceil, floor, log, log10
 
-from hlat.forecast import CHINCHILLA, FLOPS_PER_PARAMETER
+from hlat.config import ModelConfig
 from hlat.hardware import Catalog, Chip, Cluster, Instance, PriceKind, close_names, no_price
 from hlat.model import count_parameters
 from hlat.planner.offers import Goal, Kind, Offer, compute, explore, parse_goal, without_refusals
 from hlat.planner.problem.devices import why_not_runnable
+from hlat.planner.problem.loss_law import BestSize, LossLaw, PlannedLoss, SizeRange
 from hlat.planner.problem.question import PlanQuestion
-from hlat.planner.problem.request import PlanRequest, names_tokens, nearest_shape, resolve_request
+from hlat.planner.problem.request import PlanRequest, names_tokens, resolve_request
+from hlat.planner.problem.shapes import SHAPE_SEQUENCE, nearest_shape
 from hlat.runtime.errors import HardwareError, PlanError
 from hlat.runtime.quantities import short_count
 from hlat.runtime.terminal import TABLE_ROWS, listed
@@ -272,6 +269,7 @@ def _for_all_the_time(goal: Goal, kind: Kind) -> Sequence[Offer]:
 
 _FIRST_FLOPS = 1e21  # of the model that is asked for first; every later one gets a cluster of its own
 _MOST_SIZES = 10  # that are asked for; three are usual
+_MOST_TOKENS = 1e18  # where the search for a model's best number of tokens ends
 
 
 @dataclass(frozen=True)
@@ -280,8 +278,10 @@ class SizedRun:
 
     purpose: str  # what its size is best for
     parameters: int
-    best: tuple[float, float]  # parameters and tokens that the law wants; the shape is the nearest one
+    best: BestSize  # that the law wants; the shape is the nearest one
     offer: Offer
+    law: LossLaw
+    generated: float  # tokens for which its size is best, too
 
     @property
     def tokens(self) -> int:
@@ -289,15 +289,26 @@ class SizedRun:
 
     @property
     def loss(self) -> float:
-        return CHINCHILLA.loss(self.parameters, self.tokens)
+        return self.law.loss(self.offer.request.model, self.offer.request.sequence, self.tokens)
+
+    @property
+    def forecast(self) -> PlannedLoss | None:
+        """The loss with its range, by a ladder; None without one."""
+        return self.law.forecast(self.offer.request.model, self.offer.request.sequence, self.tokens, None)
 
     @property
     def flops(self) -> float:
-        """6 N D, as the law counts them."""
-        return FLOPS_PER_PARAMETER * self.parameters * self.tokens
+        """FLOPs of training, as the law counts them."""
+        return self.law.flops(self.offer.request.model, self.offer.request.sequence, self.tokens)
 
     def lifetime_flops(self, generated: float) -> float:
-        return self.flops + FLOPS_PER_PARAMETER / 3 * self.parameters * generated
+        # Generating takes a third of the FLOPs of training.
+        return self.flops + self.law.flops(self.offer.request.model, self.offer.request.sequence, generated) / 3
+
+    @cached_property
+    def size_range(self) -> SizeRange | None:
+        """How far the best size is known; None if nobody says."""
+        return self.law.size_range(self.flops, self.generated, self.offer.request.sequence)
 
 
 @dataclass(frozen=True)
@@ -322,14 +333,15 @@ def choose_model_size(question: PlanQuestion) -> ModelSize:
 
     Raises:
         HardwareError: an unknown instance or chip; names all of them.
-        PlanError: neither a budget nor FLOPs, or both; no price is known, or nothing fits.
+        PlanError: neither a budget nor FLOPs, or both; no price is known, nothing fits, or the ladder determines no
+            size.
     """
     flops, generated = question.flops, float(question.inference_tokens or 0)
     if (question.budget is None) == (flops is None):
         raise PlanError("the size of a model follows from a budget in USD or from FLOPs: give one of them")
     if any(value is not None and not 0 < value < 1e32 for value in (flops, question.inference_tokens)):
         raise PlanError("--flops and --inference-tokens must be positive numbers below 1e32")
-    goal = parse_goal(question.deadline, question.budget)
+    goal, law = parse_goal(question.deadline, question.budget), question.law
     purposes = [("least loss", 0.0)]
     if generated:
         purposes.insert(0, (f"{short_count(generated)} generated", generated))
@@ -339,49 +351,71 @@ def choose_model_size(question: PlanQuestion) -> ModelSize:
 
     def purchase_of(name: str) -> Purchase:
         if name not in purchases:
-            purchases[name] = choose_cluster(replace(question, model=name))
+            purchases[name] = choose_cluster(replace(question, model=name, ladder=None))
         return purchases[name]
 
-    begin, runs = CHINCHILLA.optimal_size(_FIRST_FLOPS)[0], []
+    begin, runs = law.best_size(_FIRST_FLOPS, 0.0, question.sequence or SHAPE_SEQUENCE).parameters, []
     for purpose, tokens in purposes:
-        runs.append(_agreed(purchase_of, begin, purpose, tokens))
+        runs.append(_determined(_agreed(law, purchase_of, begin, purpose, tokens)))
         begin = runs[-1].parameters
     first = purchases[runs[0].offer.request.name]
     return ModelSize(goal, None, generated, first.price, tuple(runs), first.missed)
 
 
-def _agreed(purchase_of: Callable[[str], Purchase], begin: float, purpose: str, generated: float) -> SizedRun:
+def _agreed(
+    law: LossLaw, purchase_of: Callable[[str], Purchase], begin: float, purpose: str, generated: float
+) -> SizedRun:
     """Return the run of the size that the law wants for the compute that the budget buys for it."""
     tried: dict[int, SizedRun] = {}
     name, _, size = nearest_shape(begin)
     while size not in tried and len(tried) < _MOST_SIZES:
         offer = purchase_of(name).chosen
-        best = CHINCHILLA.optimal_size(FLOPS_PER_PARAMETER * size * offer.request.tokens, generated)
-        tried[size] = SizedRun(purpose, size, best, offer)
-        name, _, size = nearest_shape(best[0])
+        request = offer.request
+        flops = law.flops(request.model, request.sequence, request.tokens)
+        best = law.best_size(flops, generated, request.sequence)
+        tried[size] = SizedRun(purpose, size, best, offer, law, generated)
+        name, _, size = nearest_shape(best.parameters)
     # Shapes are a few percent apart, and one may train more efficiently than the next. So the law can go round among
     # some: the answer is the one nearest to what the law wants for it.
     order = list(tried)
     around = order[order.index(size) :] if size in tried else order
-    return min((tried[one] for one in around), key=lambda run: abs(log(run.best[0] / run.parameters)))
+    return min((tried[one] for one in around), key=lambda run: abs(log(run.best.parameters / run.parameters)))
+
+
+def _determined(run: SizedRun) -> SizedRun:
+    """Return a run whose size the law knows; PlanError if what it knows is too little to choose."""
+    span = run.size_range
+    if span is None or span.is_determined:
+        return run
+    raise PlanError(
+        f"the ladder does not determine the size for {run.flops:.2g} FLOPs: 4 of 5 laws that fit it as well want "
+        f"{span} parameters, and a range of 2 times or less, within the known shapes, would choose. Name a --model, "
+        "leave --ladder out, or add runs: larger ones, and unlike ones of the same compute"
+    )
 
 
 def _for_flops(
     question: PlanQuestion, goal: Goal, flops: float, generated: float, purposes: list[tuple[str, float]]
 ) -> ModelSize:
     """Return the runs for an amount of compute: their sizes are known before anything is planned."""
-    runs = []
+    runs, law, sequence = [], question.law, question.sequence or SHAPE_SEQUENCE
     for purpose, tokens in purposes:
-        best = CHINCHILLA.optimal_size(flops, tokens)
-        name, _, size = nearest_shape(best[0])
-        tokens_of_size = max(1, round(flops / FLOPS_PER_PARAMETER / size))
-        found = choose_cluster(replace(question, model=name, tokens=tokens_of_size))
-        runs.append(SizedRun(purpose, size, best, found.chosen))
+        best = law.best_size(flops, tokens, sequence)
+        name, section, size = nearest_shape(best.parameters)
+        tokens_of_size = max(1, round(flops / law.flops(ModelConfig.model_validate(section), sequence, 1)))
+        found = choose_cluster(replace(question, model=name, tokens=tokens_of_size, ladder=None))
+        runs.append(_determined(SizedRun(purpose, size, best, found.chosen, law, tokens)))
     return ModelSize(goal, flops, generated, found.price, tuple(runs), found.missed)
 
 
-def optimal_tokens(request: PlanRequest) -> tuple[int, float]:
-    """Return the parameters of a request's model, and the training tokens for which that size is best."""
-    size, law = count_parameters(request.model).total, CHINCHILLA
-    # Where alpha A / N^alpha = beta B / D^beta: the optimum of ``optimal_size``, solved for D.
-    return size, (law.beta * law.b / (law.alpha * law.a) * size**law.alpha) ** (1 / law.beta)
+def optimal_tokens(request: PlanRequest) -> float:
+    """Return the training tokens for which the model of a request has the best size, by the law of its question."""
+    law, size = request.asked.law, count_parameters(request.model).total
+    low, high = 1.0, _MOST_TOKENS
+    # The best size grows with the FLOPs, so halving finds it.
+    while high / low > 1 + 1e-12:
+        tokens = (low * high) ** 0.5
+        flops = law.flops(request.model, request.sequence, tokens)
+        smaller = law.best_size(flops, 0.0, request.sequence).parameters < size
+        low, high = (tokens, high) if smaller else (low, tokens)
+    return low

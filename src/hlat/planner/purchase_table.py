@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from hlat.forecast import CHINCHILLA
+from hlat.model import count_parameters
 from hlat.planner.expected import interval_text, median_days, median_energy, median_usd
 from hlat.planner.offers import Offer
 from hlat.planner.plan import layout_json, make_plan
 from hlat.planner.problem.devices import comparison_note, why_not_runnable
 from hlat.planner.problem.layouts import layout_text
+from hlat.planner.problem.loss_law import PlannedLoss, forecast_json
 from hlat.planner.purchase import ModelSize, Purchase, SizedRun, missed_by_reason, optimal_tokens
 from hlat.planner.report.explanation import (
     cost_parts,
@@ -30,8 +31,6 @@ from hlat.planner.report.explanation import (
 from hlat.planner.report.terminal import table_lines
 from hlat.runtime.quantities import rounded_text, short_count, usd_text
 from hlat.runtime.terminal import wrapped
-
-LAW = "law: Hoffmann 2022, approach 3, constants of Besiroglu 2024; D tokens, N parameters, all counted"
 
 
 def purchase_lines(purchase: Purchase, columns: int) -> Iterator[str]:
@@ -53,7 +52,7 @@ def purchase_lines(purchase: Purchase, columns: int) -> Iterator[str]:
     yield from _marks(purchase.rows, purchase.missed, columns)
     if purchase.affords:
         yield from wrapped(_beside_the_optimum(purchase.chosen), columns, 2)
-    yield from _assumed(purchase.rows, columns)
+    yield from _assumed(purchase.rows, request.loss, columns)
 
 
 def model_size_lines(found: ModelSize, columns: int) -> Iterator[str]:
@@ -63,25 +62,31 @@ def model_size_lines(found: ModelSize, columns: int) -> Iterator[str]:
     until = "" if found.goal.days is None else f", done in {found.goal.days:g} day{'' if found.goal.days == 1 else 's'}"
     yield f"Which model for {what}{until}, {_prices(found.price, [found.chosen])}"
     yield ""
-    heads = ["", "size", "tokens", "D/N", "loss", "cluster", "days", "4 of 5", "cost", "best for"]
+    # A narrow terminal has no place for both; who looks at a range can divide.
+    loss = ["loss", _LOSS_RANGE] if chosen.forecast else ["D/N", "loss"]
+    heads = ["", "size", "tokens", *loss, "cluster", "days", "4 of 5", "cost", "best for"]
     rows = [_size_row(run, run is chosen) for run in found.runs]
     yield from table_lines([heads, *rows], columns)
     yield ""
     for run in found.runs:
         yield from wrapped(_shape(run, found.generated), columns, 2)
-    yield from wrapped(LAW, columns, 2)
+    yield from wrapped(chosen.law.source, columns, 2)
     yield from _marks([chosen.offer], found.missed, columns)
-    yield from _assumed([chosen.offer], columns)
+    yield from _assumed([chosen.offer], chosen.forecast, columns)
+
+
+_LOSS_RANGE = "range"  # head of the column of 4 of 5 runs of a loss, beside that of days
 
 
 def _size_row(run: SizedRun, chosen: bool) -> list[str]:
-    offer = run.offer
+    offer, forecast = run.offer, run.forecast
     return [
         "*" if chosen else "",
         short_count(run.parameters),
         short_count(run.tokens),
-        f"{run.tokens / run.parameters:,.0f}",
+        *([] if forecast else [f"{run.tokens / run.parameters:,.0f}"]),
         f"{run.loss:.3f}",
+        *([forecast.span] if forecast else []),
         offer.cluster.name,
         median_days(offer.prediction),
         interval_text(offer.prediction, offer.prediction.days),
@@ -97,26 +102,29 @@ def _flops(value: float) -> str:
 
 def _shape(run: SizedRun, generated: float) -> str:
     model = run.offer.request.model
+    known = f", {run.size_range} in 4 of 5 fits" if run.size_range else ""
     life = f"; with generating, {_flops(run.lifetime_flops(generated))}" if generated else ""
     return (
         f"{run.offer.request.name}: {model.layers} layers of {model.hidden_size:,}, {model.heads} heads, "
         f"{model.n_kv_heads} kv heads, {model.intermediate_size:,} wide, {model.vocab_size:,} words; "
-        f"{_flops(run.flops)}, for which the law wants {short_count(run.best[0])} parameters{life}"
+        f"{_flops(run.flops)}, for which the law wants {short_count(run.best.parameters)} parameters{known}{life}"
     )
 
 
 def _beside_the_optimum(offer: Offer) -> str:
     """Compare the tokens of a run with those for which its model has the best size."""
     request = offer.request
-    size, wanted = optimal_tokens(request)
-    flops = 6.0 * size * request.tokens
-    best = CHINCHILLA.optimal_size(flops)
-    share, loss, least = request.tokens / wanted, CHINCHILLA.loss(size, request.tokens), CHINCHILLA.loss(*best)
+    law, size, wanted = request.asked.law, count_parameters(request.model).total, optimal_tokens(request)
+    share, loss = request.tokens / wanted, law.loss(request.model, request.sequence, request.tokens)
+    flops = law.flops(request.model, request.sequence, request.tokens)
+    best, span = law.best_size(flops, 0.0, request.sequence), law.size_range(flops, 0.0, request.sequence)
+    if span and not span.is_determined:
+        return f"The ladder does not determine the best size for this compute: {span} parameters in 4 of 5 fits."
     return (
         f"{short_count(request.tokens)} tokens are {rounded_text(request.tokens / size)} per parameter, "
         f"{rounded_text(share, 2)} times those for which this size is compute-optimal ({short_count(wanted)}). "
-        f"The same compute is best spent on {short_count(best[0])} parameters and {short_count(best[1])} tokens: "
-        f"loss {least:.3f} instead of {loss:.3f} ({LAW})."
+        f"The same compute is best spent on {short_count(best.parameters)} parameters and {short_count(best.tokens)} "
+        f"tokens: loss {best.loss:.3f} instead of {loss:.3f} ({law.source})."
     )
 
 
@@ -128,14 +136,16 @@ def _marks(offers: Sequence[Offer], missed: dict[str, str], columns: int) -> Ite
         yield from wrapped(f"not {names}: {reason}", columns, 4)
 
 
-def _assumed(offers: Sequence[Offer], columns: int) -> Iterator[str]:
-    """Yield what the first offer rests on, and the price of each that has a quote of its own."""
+def _assumed(offers: Sequence[Offer], loss: PlannedLoss | None, columns: int) -> Iterator[str]:
+    """Yield what the first offer rests on, its loss, and the price of each that has a quote of its own."""
     offer = offers[0]
     for one in offer.request.assumed:
         # The tokens are the answer here, not an assumption: the budget or the law chose them.
         if not (offer.request.tokens_assumed and "(--tokens)" in one):
             yield from wrapped(f"assumed  {one}", columns, 9)
     yield from wrapped(f"expect   {expectation(offer.request, offer.prediction)}", columns, 9)
+    for subject, sentence in loss.facts(offer.usd) if loss else ():
+        yield from wrapped(f"{subject:<8} {sentence}", columns, 9)
     for each in offers:
         if each is offer or price_origin(each.request):
             name = f"{each.cluster.name}: " if len(offers) > 1 else ""
@@ -158,8 +168,11 @@ def _prices(kind: str | None, offers: Sequence[Offer]) -> str:
 
 
 def _offer_rows(offers: Sequence[Offer], chosen: Offer, affords: bool) -> Iterator[list[str]]:
-    yield ["", "cluster", "chips", *(["tokens"] * affords), "days", "4 of 5", "cost", "energy", "layout"]
-    for offer in offers:
+    # The loss of runs of other tokens is another one; it takes the place of the energy in a narrow terminal.
+    losses = [offer.request.loss if affords else None for offer in offers]
+    last = ["loss", _LOSS_RANGE] if losses[0] else ["energy"]
+    yield ["", "cluster", "chips", *(["tokens"] * affords), "days", "4 of 5", "cost", *last, "layout"]
+    for offer, loss in zip(offers, losses, strict=True):
         yield [
             "*" if offer is chosen else "",
             offer.cluster.name,
@@ -168,7 +181,7 @@ def _offer_rows(offers: Sequence[Offer], chosen: Offer, affords: bool) -> Iterat
             median_days(offer.prediction),
             interval_text(offer.prediction, offer.prediction.days),
             median_usd(offer.prediction),
-            median_energy(offer.prediction),
+            *([f"{loss.range.loss:.3f}", loss.span] if loss else [median_energy(offer.prediction)]),
             layout_text(offer.prediction.candidate),
         ]
 
@@ -207,8 +220,10 @@ def model_size_json(found: ModelSize) -> dict[str, Any]:
                 "tokens": run.tokens,
                 "loss": run.loss,
                 "flops": run.flops,
-                "law_parameters": run.best[0],
-                "law_tokens": run.best[1],
+                "law_parameters": run.best.parameters,
+                "law_tokens": run.best.tokens,
+                **({"law_parameters_interval": run.size_range[:2]} if run.size_range else {}),
+                **forecast_json(run.forecast),
                 "run": _offer_json(run.offer),
             }
             for run in found.runs
@@ -225,6 +240,7 @@ def _offer_json(offer: Offer) -> dict[str, Any]:
         "tokens": offer.request.tokens,
         "for_comparison": why_not_runnable(offer.cluster.chip, offer.request.mode) or None,
         "price_origin": price_origin(offer.request),
+        **forecast_json(offer.request.loss),
         **layout_json(offer.request, offer.prediction),
         "cost_parts_usd": cost_parts(offer.request, offer.prediction),
     }

@@ -12,7 +12,8 @@ from hlat.forecast import CHINCHILLA
 from hlat.model.counts import count_parameters
 from hlat.planner import offers
 from hlat.planner import purchase as model_size
-from hlat.planner.problem.request import PlanRequest, nearest_shape
+from hlat.planner.problem.request import PlanRequest
+from hlat.planner.problem.shapes import nearest_shape
 from hlat.planner.purchase import ModelSize
 from hlat.planner.search import LayoutPrediction
 

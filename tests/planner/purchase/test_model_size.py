@@ -9,7 +9,7 @@ import yaml
 import hlat
 from hlat.forecast import CHINCHILLA
 from hlat.model.counts import count_parameters
-from hlat.planner.problem.request import nearest_shape
+from hlat.planner.problem.shapes import nearest_shape
 from hlat.planner.search import TIE_TOLERANCE
 from hlat.runtime.errors import PlanError
 from tests.support.commands import hlat as hlat_command

@@ -60,6 +60,8 @@ def plan_facts(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     """Yield what is known and assumed of a plan: subject, sentence."""
     request, chosen, said = plan.request, plan.chosen, plan.assumptions()
     yield "expect", expectation(request, chosen)
+    if request.loss:
+        yield from request.loss.facts(chosen.cost_usd)
     yield from (("assumed", one) for one in request.assumed)
     if recipe := recipe_sentence(plan):
         yield "recipe", recipe

@@ -92,9 +92,10 @@ def _staged_plan(plan: TrainingPlan, charts: Iterable[Html], level: int) -> Html
 
 
 def answers(plan: TrainingPlan) -> list[tuple[str, str, str]]:
-    """The plan in six numbers, as the command line has them: name, value, range or meaning."""
-    request, chosen = plan.request, plan.chosen
+    """The plan in some numbers, as the command line has them: name, value, range or meaning."""
+    request, chosen, loss = plan.request, plan.chosen, plan.request.loss
     said = layout_json(request, chosen)
+    value, _, loss_range = str(loss or "").partition(", ")
     days, _, days_range = days_text(chosen).partition(", ")
     usd, _, usd_range = usd_words(chosen).partition(", ")
     energy, _, energy_range = energy_words(chosen).partition(", ")
@@ -104,6 +105,7 @@ def answers(plan: TrainingPlan) -> list[tuple[str, str, str]]:
         ("time", days, f"{days_range} in 4 of 5 runs"),
         ("cost", usd or "not known", usd_range or "--price states a price"),
         (fits, f"{said['memory_gib']:.1f} of {limit:.0f} GiB", "on the fullest device"),
+        *([("loss", value, f"{loss_range} in 4 of 5 runs")] if loss else []),
         ("MFU", f"{chosen.mfu:.1%}", f"of peak speed; {said['tokens_per_second_per_chip']:,.0f} tokens/s per chip"),
         (
             "energy",

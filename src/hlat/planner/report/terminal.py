@@ -115,8 +115,9 @@ def plan_lines(plans: Sequence[TrainingPlan], columns: int, *, layouts: bool = T
 
 
 def headline(plan: TrainingPlan) -> str:
-    """The answer of a plan: median and range of its days and cost."""
-    return f"{plan.request.cluster.name}: {outlook(plan.chosen)}, in 4 of 5 runs"
+    """The answer of a plan: median and range of its days and cost, and of its loss if a ladder forecasts it."""
+    loss = f"; loss {plan.request.loss}" if plan.request.loss else ""
+    return f"{plan.request.cluster.name}: {outlook(plan.chosen)}{loss}, in 4 of 5 runs"
 
 
 def summary(plans: Sequence[TrainingPlan]) -> Iterator[list[str]]:
