@@ -187,6 +187,21 @@ def check_task_files(place: StartPlace) -> Iterator[Problem]:
             yield Problem(f"evaluation.tasks.{index}", f"{reason}.", remedy, path, True)
 
 
+def check_ladder(place: StartPlace) -> Iterator[Problem]:
+    """Yield a ladder that cannot forecast this run; a run that has its forecast does not read it again."""
+    recipe, folder = place.recipe, place.run_dir
+    if recipe is None or folder is None or recipe.run.ladder is None:
+        return
+    from hlat.forecast import FORECAST_FILE, recipe_forecast  # noqa: PLC0415 - fits with numpy, where there is a ladder
+
+    if (folder / FORECAST_FILE).exists():
+        return
+    try:
+        recipe_forecast(recipe)
+    except PlanError as error:
+        yield Problem("run.ladder", f"{error}", "", recipe.run.ladder, True)
+
+
 def check_written_folders(place: StartPlace) -> Iterator[Problem]:
     """Yield the folders of the run and of its prepared data, if they cannot be made or written."""
     run, data = place.sections.get("run"), place.sections.get("data")
@@ -485,6 +500,7 @@ START_CHECKS: tuple[StartCheck, ...] = (
     check_sequence_length,
     check_weights,
     check_task_files,
+    check_ladder,
     check_memory,
     check_device_memory,
     check_disk,

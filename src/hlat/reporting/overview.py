@@ -27,6 +27,7 @@ import yaml
 from hlat.reporting.run_status import (
     RunEvent,
     RunStatus,
+    forecast_line,
     is_run,
     last_recipe,
     no_run,
@@ -93,6 +94,7 @@ class RunOverview:
     damaged_lines: int  # lines of its files that cannot be read
     parent: RunEvent | None = None  # the event of a fork: parent (folder, id, step) and changes
     forks: tuple[tuple[int, Path], ...] = ()  # step and folder of those made from this run
+    forecast: str = ""  # that of its loss and what became of it, a sentence; empty without a forecast
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -107,6 +109,7 @@ class RunOverview:
             "validation": dict(self.validation),
             "numbers": dict(self.numbers),
             "checkpoints": list(self.checkpoints),
+            "forecast": self.forecast or None,
             "damaged_lines": self.damaged_lines,
             "parent": None if self.parent is None else self.parent.fields.get("parent"),
             "forks": [{"step": step, "folder": str(folder)} for step, folder in self.forks],
@@ -138,6 +141,7 @@ def read_overview(folder: Path) -> RunOverview:
         damaged_lines=metrics.damaged + damaged_events + damaged_attempts,
         parent=parent_of(events),
         forks=tuple(forks_of(folder)),
+        forecast=forecast_line(events, metrics.validation.get("validation"), metrics.numbers.get("tokens")),
     )
 
 

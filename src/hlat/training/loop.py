@@ -48,6 +48,7 @@ from hlat.runtime.storage.run_folder import EarlierAttempt, RunFolder, hold_run_
 from hlat.tracking import LAST_SAVE, OtherRankTracker, Tracker, check_installed, open_tracker
 from hlat.training.batches import BatchPrefetcher
 from hlat.training.components import ComponentList, LoopStart, StepEnd, StepResult, TrainingComponent
+from hlat.training.forecast_comparison import ForecastComparison
 from hlat.training.interruptions import Deadline, StopRequest, explained_out_of_memory
 from hlat.training.numerics import configure_rounding
 from hlat.training.optional_components import StepObserver
@@ -277,9 +278,11 @@ def _train(
         stop = stack.enter_context(StopRequest(state.runtime.ranks, on_signal, lambda: deadline.has_passed))
         set_step_counter(lambda: state.step)
         prefetcher = stack.enter_context(_open_prefetcher(state, tracker))
-        metrics_lines = MetricsLines(state, tracker, timer.reset)
+        forecast = [ForecastComparison(state, tracker)] if recipe.run.ladder is not None else []
+        metrics_lines = MetricsLines(state, tracker, timer.reset, *(each.compare for each in forecast))
         observers = [StepObserver(observe) for observe in on_step]
-        components = ComponentList([*_components(state, tracker, metrics_lines, checkpointer, profile), *observers])
+        listed = _components(state, tracker, metrics_lines, checkpointer, profile)
+        components = ComponentList([*listed, *forecast, *observers])
         components.begin(LoopStart(recipe, state.runtime, state.step, tracker, stack))
         metrics_lines.write_missing()
         compiles = decide_compilation(recipe, state.runtime.device, state.runtime.world).on
