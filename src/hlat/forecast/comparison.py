@@ -46,6 +46,7 @@ def highest_by_chance(expected: LossRange) -> float:
 class ForecastWatch:
     """Counts evaluations in a row that are too high. It is a function of the losses alone, and part of checkpoints."""
 
+    sha256: str = ""  # of the forecast: with another one, the count begins anew
     too_high: int = 0
     good_step: int = 0  # of the last evaluation that was not
 

@@ -17,6 +17,7 @@ from typing import Any
 from hlat.forecast import (
     TOO_HIGH_IN_A_ROW,
     Forecast,
+    ForecastWatch,
     LossRange,
     expected_at,
     forecast_json,
@@ -39,12 +40,14 @@ class ForecastComparison(TrainingComponent):
     def __init__(self, state: RunState, tracker: Tracker | OtherRankTracker) -> None:
         self._state, self._tracker = state, tracker
         self._forecast: Forecast | None = None  # None if there is none that holds for this run
+        self._sha256 = ""  # of the forecast
         self._action = state.recipe.anomalies.forecast
 
     def begin(self, start: LoopStart) -> None:
         """Register the forecast, or read it; raises PlanError if it was changed. Collective."""
         found = start.runtime.ranks.run_on_rank0(self._register)
-        self._forecast = None if found is None else parse_forecast(found)
+        if found is not None:
+            self._forecast, self._sha256 = parse_forecast(found), found["sha256"]
         self._compare_last()
 
     def before_step(self) -> None:
@@ -71,6 +74,8 @@ class ForecastComparison(TrainingComponent):
     def _compare_last(self) -> None:
         """Count the evaluation of the checkpoint's step, if its line is there. Collective."""
         state = self._state
+        if state.forecast_watch.sha256 != self._sha256:  # a fork has a forecast of its own
+            state.forecast_watch = ForecastWatch(self._sha256, good_step=state.step)
 
         def read() -> float | None:
             path = state.recipe.run_dir / "metrics.jsonl"

@@ -68,6 +68,7 @@ class _ForecastWatch(_Strict):
     """Fields of ``hlat.forecast.ForecastWatch``."""
 
     model_config = ConfigDict(extra="forbid")
+    sha256: str = ""
     too_high: _Count = 0
     good_step: _Count = 0
 
