@@ -10,23 +10,34 @@ fraction of a run's tokens, the ratio of its loss to its last one, as a function
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hlat.config import Recipe
-from hlat.forecast.fitting import LawFit, LossRange, Observation, fit_range
+from hlat.forecast.design import FAR, WIDEST_RANGE, NextRun, above_irreducible, best_next_run, check_design
+from hlat.forecast.fitting import LawFit, LossRange, Observation, around, fit_range
 from hlat.forecast.law import FLOPS_PER_PARAMETER
+from hlat.forecast.shapes import Curve, fit_shapes
 from hlat.model import count_parameters, flops_per_token
 from hlat.runtime.errors import PlanError
 from hlat.runtime.storage.local_files import read_small_file, write_atomic
 
 LADDER_FILE = "ladder.json"
 
+Vector = NDArray[np.float64]
 SizeKind = Literal["total", "non_embedding", "flops"]
 """Ways to count the size of a model: all parameters; those beyond embedding and head; FLOPs per token, over 6."""
+
+
+_LEAST_ERROR = 1e-4  # of log(loss)
+_ALIKE = 4  # errors of left-out runs are alike: more of them do not say more
+_KINDS: tuple[SizeKind, ...] = ("flops", "non_embedding", "total")  # that of equal forecasts is the first
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,7 @@ class LadderRun:
     tokens: int
     loss: float  # of validation, at its end, in nats per token
     curve: tuple[tuple[float, float], ...]  # validations: fraction of the run's tokens, loss; the last is the end
+    trunk: str = ""  # name of the run that it was forked from, or that was forked for others; "" for neither
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,7 @@ class Forecast:
     curve: tuple[tuple[float, LossRange], ...]  # fraction of the run's tokens, loss; rising fractions, the last is 1
     sizes: Mapping[SizeKind, float] = field(default_factory=dict)
     kind: SizeKind = "flops"  # the one of ``sizes`` that the law used
+    warnings: tuple[str, ...] = ()
     written: str = ""  # when it was registered, ISO 8601
 
 
@@ -60,7 +73,7 @@ class Ladder:
     runs: tuple[LadderRun, ...]
     conditions: Mapping[str, Any]  # see ``conditions_of``
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Hash of runs and conditions: two ladders with the same id forecast the same."""
         text = json.dumps([[asdict(run) for run in self.runs], dict(self.conditions)], sort_keys=True)
@@ -68,18 +81,77 @@ class Ladder:
 
     @property
     def kind(self) -> SizeKind:
-        """Count of sizes that the law uses."""
-        return "flops"
+        """Count of sizes that the law uses: the one by which the smaller runs forecast the larger ones best."""
+        return min(self._fits, key=lambda kind: self._fits[kind].error)
 
-    @cached_property
+    @property
     def fit(self) -> LawFit:
         """The law; PlanError if the runs do not determine it."""
-        return fit_range([Observation(run.sizes[self.kind], run.tokens, run.loss) for run in self.runs])
+        return self._fits[self.kind]
+
+    @cached_property
+    def _fits(self) -> dict[SizeKind, LawFit]:
+        kinds = [kind for kind in _KINDS if all(kind in run.sizes for run in self.runs)]
+        for kind in kinds:
+            check_design(self._observations(kind))
+        return {kind: fit_range(self._observations(kind)) for kind in kinds}
+
+    def _observations(self, kind: SizeKind) -> list[Observation]:
+        return [Observation(run.sizes[kind], run.tokens, run.loss, run.trunk) for run in self.runs]
+
+    def _drawn(self, sizes: Mapping[SizeKind, float], tokens: float) -> Vector:
+        """Return losses that a run may have, by all counts of sizes: each has its share as the runs speak for it."""
+        # Likelihood of the errors of the left-out forecasts, whose common noise is not known.
+        scores = {k: (fit.error + _LEAST_ERROR) ** -min(fit.left_out, _ALIKE) for k, fit in self._fits.items()}
+        drawn = [self._fits[kind].drawn(sizes[kind], tokens) for kind in scores]
+        shares = [score / sum(scores.values()) for score in scores.values()]
+        return np.concatenate([each[: round(len(each) * share)] for each, share in zip(drawn, shares, strict=True)])
 
     def forecast(self, sizes: Mapping[SizeKind, float], tokens: int) -> Forecast:
-        """Forecast a run of some size and tokens; PlanError if the ladder cannot."""
-        end = self.fit.loss(sizes[self.kind], tokens)
-        return Forecast(self.id, tokens, end, ((1.0, end),), dict(sizes), self.kind)
+        """Forecast a run of some size and tokens.
+
+        PlanError: the runs determine no law, or the range is so wide that it says nothing (``WIDEST_RANGE``).
+        """
+        kind, law = self.kind, self.fit.law
+        drawn = self._drawn(sizes, tokens)
+        end = around(law.loss(sizes[kind], tokens), drawn)
+        if (ratio := above_irreducible(end, law.irreducible)) > WIDEST_RANGE:
+            more = self.next_run(sizes, tokens)
+            raise PlanError(
+                f"The ladder says too little of this run: loss {end.low:.2f} to {end.high:.2f} in 4 of 5 cases, where "
+                f"{law.irreducible:.2f} is irreducible. Above that, the ends differ by a factor of {ratio:.1f}, and "
+                f"{WIDEST_RANGE:g} is the most that is given. A run of {more.size:.3g} parameters on {more.tokens:.3g} "
+                f"tokens would make the range about {1 - more.narrowing:.0%} narrower."
+            )
+        return Forecast(self.id, tokens, end, self._curve(end, drawn, sizes[kind], tokens), dict(sizes), kind,
+                        tuple(self._warnings(sizes[kind], tokens)))  # fmt: skip
+
+    def next_run(
+        self,
+        sizes: Mapping[SizeKind, float],
+        tokens: float,
+        candidates: Sequence[tuple[Mapping[SizeKind, float], float]] = (),
+    ) -> NextRun:
+        """Return the further run that would narrow the range of a target most for its cost; see ``best_next_run``."""
+        pairs = [(size[self.kind], count) for size, count in candidates]
+        return best_next_run(self.fit, self._observations(self.kind), (sizes[self.kind], tokens), pairs)
+
+    def _curve(self, end: LossRange, drawn: Vector, size: float, tokens: float) -> tuple[tuple[float, LossRange], ...]:
+        shapes = fit_shapes([Curve(run.sizes[self.kind], run.tokens, run.curve) for run in self.runs], size, tokens)
+        own = np.random.default_rng(1).normal(size=len(drawn))
+        rows = [around(end.loss * np.exp(one.ratio), drawn * np.exp(one.ratio + one.spread * own)) for one in shapes]
+        # A loss falls. Where validations are few, interpolation may have it rise.
+        falling = np.maximum.accumulate(np.array([end, *reversed(rows)]), axis=0)[::-1]
+        fractions = [one.fraction for one in shapes] + [1.0]
+        return tuple((one, LossRange(*row)) for one, row in zip(fractions, falling.tolist(), strict=True))
+
+    def _warnings(self, size: float, tokens: float) -> Iterator[str]:
+        beyond = size * tokens / max(run.sizes[self.kind] * run.tokens for run in self.runs)
+        if beyond > FAR:
+            yield (
+                f"the run takes {beyond:,.0f} times the FLOPs of the ladder's largest run; above {FAR:g} times, ranges "
+                "of published ladders held fewer runs than they should"
+            )
 
 
 def sizes_of(recipe: Recipe) -> dict[SizeKind, float]:
@@ -106,6 +178,9 @@ def read_ladder(folder: Path) -> Ladder:
     try:
         content = json.loads(read_small_file(folder / LADDER_FILE, kind="the record of a ladder"))
         runs = [{**run, "curve": tuple(map(tuple, run["curve"]))} for run in content["runs"]]
-        return Ladder(tuple(LadderRun(**run) for run in runs), content["conditions"])
+        ladder = Ladder(tuple(LadderRun(**run) for run in runs), content["conditions"])
+        if content["id"] != ladder.id:
+            raise ValueError("its id is not that of its content, so it was edited")
+        return ladder
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PlanError(f"{folder}: no ladder can be read there ({error}). Make one with hlat ladder.") from error

@@ -38,7 +38,7 @@ def parse_forecast(content: Mapping[str, Any]) -> Forecast:
         raise ValueError("it was written by another version of hlat")
     values["end"] = LossRange(**values["end"])
     values["curve"] = tuple((point.pop("fraction"), LossRange(**point)) for point in map(dict, values["curve"]))
-    return Forecast(**values)
+    return Forecast(**{**values, "warnings": tuple(values["warnings"])})
 
 
 def write_forecast(folder: Path, forecast: Forecast, written: datetime) -> None:
