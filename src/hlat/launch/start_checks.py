@@ -187,8 +187,8 @@ def check_task_files(place: StartPlace) -> Iterator[Problem]:
             yield Problem(f"evaluation.tasks.{index}", f"{reason}.", remedy, path, True)
 
 
-def check_ladder(place: StartPlace) -> Iterator[Problem]:
-    """Yield a ladder that cannot forecast this run; a run that has its forecast does not read it again."""
+def check_ladder(place: StartPlace) -> Iterator[Problem | SettingNote]:
+    """Yield a ladder that cannot forecast this run, or not well; a run that has its forecast does not read it again."""
     recipe, folder = place.recipe, place.run_dir
     if recipe is None or folder is None or recipe.run.ladder is None:
         return
@@ -197,9 +197,9 @@ def check_ladder(place: StartPlace) -> Iterator[Problem]:
     if (folder / FORECAST_FILE).exists():
         return
     try:
-        recipe_forecast(recipe)
+        yield from (SettingNote("ladder", f"run.ladder: {each}.") for each in recipe_forecast(recipe).warnings)
     except PlanError as error:
-        yield Problem("run.ladder", f"{error}", "", recipe.run.ladder, True)
+        yield Problem("run.ladder", str(error), "", recipe.run.ladder, True)
 
 
 def check_written_folders(place: StartPlace) -> Iterator[Problem]:

@@ -93,9 +93,11 @@ def forecast_line(events: Sequence[RunEvent], loss: float | None, tokens: float 
     if event is None:
         return ""
     share = (tokens or 0.0) / (event.number("tokens") or 1.0)
-    actual = "" if loss is None else f"; actual {loss:.3f}" if share >= 1 else f"; {loss:.3f} after {share:.0%} of it"
+    done = "" if loss is None else f"; actual {loss:.3f}"
+    if loss is not None and share < 1:
+        done = f"; {loss:.3f} after {share:.0%} of the tokens"
     expected, note = forecast_range(event)
-    return f"validation loss at the end: forecast {expected} ({note}){actual}"
+    return f"validation loss at the end: forecast {expected} ({note}){done}"
 
 
 def run_name(settings: Mapping[str, Any], folder: Path) -> str:

@@ -89,7 +89,7 @@ class ForecastComparison(TrainingComponent):
     def _count(self, loss: float) -> tuple[LossRange | None, int]:
         forecast, state = self._forecast, self._state
         expected = None if forecast is None else expected_at(forecast, state.tokens / forecast.tokens)
-        if expected is None or self._action == "off":
+        if expected is None or self._action == "ignore":
             return None, 0
         return expected, state.forecast_watch.check(state.step, loss, expected)
 
@@ -122,6 +122,8 @@ class ForecastComparison(TrainingComponent):
             f"forecast: validation loss {end.loss:.3f} at the end, {end.low:.3f} to {end.high:.3f} in 4 of 5 runs, by "
             f"ladder {known.ladder} ({recipe.run.ladder}), registered {known.written}"
         )
+        for warning in known.warnings:
+            tracker.warn(f"forecast: {warning}")
         if known.tokens == recipe.total_tokens and math.isclose(known.sizes[known.kind], sizes_of(recipe)[known.kind]):
             return content
         tracker.warn(
@@ -162,4 +164,4 @@ class ForecastComparison(TrainingComponent):
         found = [(step, str(kind).replace("_", " ")) for step, kind in kinds.items() if since < step <= state.step]
         if found:
             step, kind = max(found)
-            yield f"{len(found)} anomalies, the last one a {kind} at step {step}"
+            yield f"anomalies: {len(found)}, the last one a {kind} at step {step}"

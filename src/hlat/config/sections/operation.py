@@ -96,7 +96,7 @@ class AnomalyConfig(Section):
     """Steps in the window of the statistics; nothing counts as a spike before a quarter of them has run."""
     budget: Positive = 10
     """Steps within one window that may be skipped or rolled back before the run stops."""
-    forecast: Literal["off", "warn", "stop"] = "warn"
+    forecast: Literal["ignore", "warn", "stop"] = "warn"
     """Reaction to a validation loss that is above the forecast (run.ladder) for longer than noise explains."""
 
 
