@@ -206,6 +206,7 @@ def _overview(run: "RunOverview") -> Iterator[str]:
     sets, more = first_of(name for name in run.validation if name != "validation")
     yield from (f"  {f'{name} loss':<20}{run.validation[name]:.4f}" for name in sets)
     yield from ([f"  {more} validation losses (-v)"] if more else [])
+    yield from ([escape_name(run.forecast)] if run.forecast else [])
     if run.checkpoints:
         shown = ", ".join(f"{step:,}" for step in run.checkpoints[-_MOST_CHECKPOINTS:])
         earlier = len(run.checkpoints) - _MOST_CHECKPOINTS

@@ -316,6 +316,12 @@ def _validation(v: Values) -> Iterator[Problem]:
         yield _wrong(v, "data.validation.fraction", reason, "Remove one of them.")
 
 
+def _ladder(v: Values) -> Iterator[Problem]:
+    if v("run.ladder") is not None and v("data.validation.path") is None and not v("data.validation.fraction"):
+        reason = "it forecasts the validation loss, and the run has no validation text."
+        yield _wrong(v, "run.ladder", reason, "Give data.validation.fraction=0.01, or remove it.")
+
+
 def _length(v: Values) -> Iterator[Problem]:
     steps, tokens = v("training.steps"), v("training.tokens")
     if steps is None and tokens is None:
@@ -438,6 +444,7 @@ RULES: tuple[Rule, ...] = (
     _step_tokens,
     _transfer,
     _validation,
+    _ladder,
     _context,
     _vocabulary,
     _length,

@@ -237,6 +237,10 @@ def stage_problems(content: Mapping[str, Any], stages: Sequence[StageConfig]) ->
         if name == "mode" and value == "online":
             reason = "a source's place in the text is known of prepared data only."
             yield Problem("data.mode", reason, "Use data.mode=prepared.", value, True)
+    run = content.get("run")
+    if isinstance(run, Mapping) and run.get("ladder") is not None:
+        reason = "a ladder's law holds for one text and one schedule, and stages change them."
+        yield Problem("run.ladder", reason, "Remove it, or the stages.", run["ladder"], True)
     seen: set[str] = set()
     for number, stage in enumerate(stages):
         here = f"stages.{number}"

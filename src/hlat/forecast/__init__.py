@@ -6,6 +6,7 @@ design.py   what the design of a ladder can say, and the best further run
 shapes.py   how the loss falls within a run
 ladder.py   the record of a ladder, and the forecast of a run
 registered.py   the forecast in the run's folder
+comparison.py   the forecast and the losses of the run
 """
 
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
+    from hlat.forecast.comparison import *
     from hlat.forecast.design import *
     from hlat.forecast.fitting import *
     from hlat.forecast.ladder import *
@@ -22,12 +24,13 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
+        "comparison": "TOO_HIGH_IN_A_ROW ForecastWatch expected_at highest_by_chance",
         "design": "NextRun",
         "fitting": "LEAST_RUNS LawFit LossRange Observation fit_law fit_range",
         "ladder": (
             "LADDER_FILE Forecast Ladder LadderRun SizeKind conditions_of model_sizes read_ladder sizes_of write_ladder"
         ),
-        "registered": "FORECAST_FILE forecast_json parse_forecast read_forecast write_forecast",
+        "registered": "FORECAST_FILE forecast_json parse_forecast read_forecast recipe_forecast write_forecast",
         "law": "CHINCHILLA FLOPS_PER_PARAMETER ScalingLaw",
     },
 )

@@ -11,8 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from hlat.config import Recipe
 from hlat.forecast.fitting import LossRange
-from hlat.forecast.ladder import Forecast
+from hlat.forecast.ladder import Forecast, read_ladder, sizes_of
 from hlat.runtime.errors import PlanError
 from hlat.runtime.storage.local_files import read_small_file, write_atomic
 
@@ -71,6 +72,12 @@ def read_forecast(folder: Path) -> Forecast | None:
             f"{path}: it is no forecast that can be trusted ({error}). Restore the file from a copy, or delete it to "
             "have the run reported without a forecast."
         ) from error
+
+
+def recipe_forecast(recipe: Recipe) -> Forecast:
+    """Forecast the run of a recipe by its ``run.ladder``; PlanError if that is no ladder, or has no law for it."""
+    assert recipe.run.ladder is not None, "a recipe that names a ladder"
+    return read_ladder(Path(recipe.run.ladder)).forecast(sizes_of(recipe), recipe.total_tokens)
 
 
 def _hash(content: Mapping[str, Any]) -> str:

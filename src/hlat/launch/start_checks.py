@@ -180,6 +180,21 @@ def check_task_files(place: StartPlace) -> Iterator[Problem]:
             yield Problem(f"evaluation.tasks.{index}", f"{reason}.", remedy, path, True)
 
 
+def check_ladder(place: StartPlace) -> Iterator[Problem | SettingNote]:
+    """Yield a ladder that cannot forecast this run, or not well; a run that has its forecast does not read it again."""
+    recipe, folder = place.recipe, place.run_dir
+    if recipe is None or folder is None or recipe.run.ladder is None:
+        return
+    from hlat.forecast import FORECAST_FILE, recipe_forecast  # noqa: PLC0415 - fits with numpy, where there is a ladder
+
+    if (folder / FORECAST_FILE).exists():
+        return
+    try:
+        yield from (SettingNote("ladder", f"run.ladder: {each}.") for each in recipe_forecast(recipe).warnings)
+    except PlanError as error:
+        yield Problem("run.ladder", str(error), "", recipe.run.ladder, True)
+
+
 def check_written_folders(place: StartPlace) -> Iterator[Problem]:
     """Yield the folders of the run and of its prepared data, if they cannot be made or written."""
     run, data = place.sections.get("run"), place.sections.get("data")
@@ -497,6 +512,7 @@ START_CHECKS: tuple[StartCheck, ...] = (
     check_stages_text,
     check_weights,
     check_task_files,
+    check_ladder,
     check_memory,
     check_device_memory,
     check_disk,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "charts": "Dot Mark Series Span bar_chart heat_map line_chart scatter_chart timeline_chart",
+        "charts": "Band Dot Mark Series Span bar_chart heat_map line_chart scatter_chart timeline_chart",
         "elements": (
             "Html details duration format_value grid headline joined page paragraph preformatted section table "
             "tabs time_unit"

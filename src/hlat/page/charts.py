@@ -1,6 +1,7 @@
 """Charts: figures of Plotly as plain JSON, which page.js draws; each with a title, a legend and its values as a table.
 
-    Series, Mark   --line_chart-->     extremes of each bucket; horizontal axes to choose from; what happened, below
+    Series, Mark   --line_chart-->     extremes of each bucket; horizontal axes to choose from; what happened, below;
+    Band                               a range around a curve
     Dot, groups    --scatter_chart-->  names on hover, the frontier of each group as a line
     parts by bar   --bar_chart-->      stacked parts, a limit, an uncertainty
     Span by row    --timeline_chart--> boxes by time
@@ -35,6 +36,7 @@ _TABLE_ROWS = 24  # of a curve, besides its least and greatest value
 _MAX_MARKS = 120  # of one kind; more would be a grey area
 _SPARSE = 12  # a series with fewer points also gets a dot at each of them
 _SYMBOLS = ("triangle-up", "square", "diamond", "triangle-down", "x")
+_BAND_COLOUR = 7  # none of the first curves has it
 _WIDE_RANGE = 20.0  # greatest value / median from which a curve is drawn on a logarithmic axis
 
 
@@ -73,6 +75,16 @@ class Series:
 
 
 @dataclass(frozen=True)
+class Band:
+    """A range around a curve, drawn below all curves; its horizontal places are as those of a ``Series``."""
+
+    name: str
+    x: Sequence[Floats]
+    low: Floats
+    high: Floats
+
+
+@dataclass(frozen=True)
 class Mark:
     """A place on the horizontal axes at which something happened."""
 
@@ -93,6 +105,7 @@ def line_chart(
     up: str,
     *,
     marks: Sequence[Mark] = (),
+    band: Band | None = None,
     zero: bool = False,
     height: int = 260,
     drawn: int | None = None,
@@ -114,7 +127,8 @@ def line_chart(
     every_y = np.concatenate([each.y for each in curves])
     # On a linear axis a few high values would press the rest of the curve flat.
     log = bool(not zero and every_y.min() > 0 and every_y.max() > _WIDE_RANGE * np.median(every_y))
-    traces = [_curve(each, number, number < (drawn or _MOST_DRAWN)) for number, each in enumerate(curves)]
+    traces = [] if band is None else [_band_trace(band)]
+    traces += [_curve(each, number, number < (drawn or _MOST_DRAWN)) for number, each in enumerate(curves)]
     traces += [trace for number, each in enumerate(whole) for trace in _not_finite(each, number)]
     traces += _mark_traces(marks)
     layout = {
@@ -148,6 +162,17 @@ def _curve(points: Series, number: int, visible: bool) -> Trace:
         "legend_colour": paint,
         "legend_dashes": _DASH_ARRAYS[dash],
     }
+
+
+def _band_trace(band: Band) -> Trace:
+    # One outline, along the lower edge and back along the upper one, so that it is shown and hidden as a whole.
+    shade = colour(_BAND_COLOUR)
+    return {
+        "type": "scatter", "name": band.name, "mode": "lines", "fill": "toself", "fillcolor": f"{shade}33",
+        "places": [_short(np.concatenate([x, x[::-1]])) for x in band.x],
+        "y": _short(np.concatenate([band.low, band.high[::-1]])), "line": {"width": 0, "color": shade},
+        "hoverinfo": "skip", "visible": True, "legend_colour": shade,
+    }  # fmt: skip
 
 
 def _not_finite(each: Series, number: int) -> Iterator[Trace]:

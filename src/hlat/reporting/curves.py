@@ -11,7 +11,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from hlat.page import Html, Mark, Series, grid, line_chart, time_unit
+from hlat.page import Band, Html, Mark, Series, grid, line_chart, time_unit
 from hlat.reporting.run_record import Floats, RunRecord, step_seconds, wall_seconds
 
 _MEMORY_METRICS = ("memory_bytes", "memory_reserved_bytes")
@@ -48,7 +48,24 @@ class RunCharts:
         sets = self._matching("val/", "/loss")
         drawn = 2 * len(self._runs) if len(sets) > _MOST_SETS else None
         names, title = ["loss", "val_loss", *sets], "Loss of training and validation"
-        return self._chart(title, names, "nats per token", marked=True, height=420, drawn=drawn)
+        return self._chart(title, names, "nats per token", marked=True, height=420, drawn=drawn, band=self._band())
+
+    def _band(self) -> tuple[Band, Series] | None:
+        """Range and median of the forecast of the only run, as far as it has come; None without a forecast."""
+        forecast = self._runs[0].forecast if len(self._runs) == 1 else None
+        if forecast is None or "tokens" not in self._runs[0].metrics:
+            return None
+        steps, tokens = self._runs[0].metrics["tokens"]
+        fractions, reached = np.array([fraction for fraction, _ in forecast.curve]), tokens / forecast.tokens
+        first, last = max(fractions[0], reached[0]), min(fractions[-1], reached[-1])
+        if first >= last:
+            return None
+        corners = fractions[(fractions > first) & (fractions < last)]
+        drawn = np.concatenate([[first], corners, [last]])
+        losses = np.array([loss for _, loss in forecast.curve])
+        median, low, high = (np.interp(drawn, fractions, losses[:, each]) for each in range(3))
+        places = self._across(0, np.interp(drawn, reached, steps))
+        return Band("forecast, 4 of 5 runs", places, low, high), Series("forecast", places, median)
 
     def evaluation(self) -> Html:
         """Bits per byte, other measures of validation, and scores of tasks."""
@@ -121,6 +138,7 @@ class RunCharts:
         marked: bool = False,
         height: int = 260,
         drawn: int | None = None,
+        band: tuple[Band, Series] | None = None,
     ) -> Html:
         series, labels = [], _labels(names)
         # The same metric of every run first: those are compared, and a chart draws the first curves.
@@ -140,8 +158,11 @@ class RunCharts:
             title = f"{title}: {_MOST_SERIES} of {len(series):,}; metrics.jsonl has all"
         # Marks of several runs would cover one another.
         marks = self._marks() if marked and len(self._runs) == 1 else []
-        shown = series[:_MOST_SERIES]
-        return line_chart(title, shown, self._axes, up, marks=marks, zero=zero, height=height, drawn=drawn)
+        shown, area = series[:_MOST_SERIES], None
+        if band is not None:
+            area, median = band
+            shown = [*shown, median]
+        return line_chart(title, shown, self._axes, up, marks=marks, band=area, zero=zero, height=height, drawn=drawn)
 
     def _across(self, number: int, steps: Floats) -> list[Floats]:
         # Events and evaluations may lie between logged steps.

@@ -27,6 +27,7 @@ import yaml
 from hlat.reporting.run_status import (
     RunEvent,
     RunStatus,
+    forecast_line,
     is_run,
     last_recipe,
     last_stage,
@@ -101,6 +102,8 @@ class RunOverview:
     def stage_words(self) -> str:
         return stage_words(self.settings, self.stage)
 
+    forecast: str = ""  # that of its loss and what became of it, a sentence; empty without a forecast
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "folder": str(self.folder),
@@ -115,6 +118,7 @@ class RunOverview:
             "validation": dict(self.validation),
             "numbers": dict(self.numbers),
             "checkpoints": list(self.checkpoints),
+            "forecast": self.forecast or None,
             "damaged_lines": self.damaged_lines,
             "parent": None if self.parent is None else self.parent.fields.get("parent"),
             "forks": [{"step": step, "folder": str(folder)} for step, folder in self.forks],
@@ -147,6 +151,7 @@ def read_overview(folder: Path) -> RunOverview:
         parent=parent_of(events),
         forks=tuple(forks_of(folder)),
         stage=last_stage(events),
+        forecast=forecast_line(events, metrics.validation.get("validation"), metrics.numbers.get("tokens")),
     )
 
 

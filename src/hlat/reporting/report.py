@@ -32,6 +32,7 @@ from hlat.reporting.report_sections import (
     time_section,
 )
 from hlat.reporting.run_record import RunRecord, read_run
+from hlat.reporting.run_status import forecast_line
 from hlat.reporting.summary import headline_section
 from hlat.runtime.errors import DataError, HlatError, LaunchError, StorageError
 from hlat.runtime.storage.local_files import write_atomic
@@ -62,7 +63,7 @@ def report_page(folders: Sequence[Path], machines: Machines | None = None, *, ve
         headline_section(runs, machines),
         *(paragraph(f"{run.name}: {note}" if several else note) for run in runs for note in _notes(run)),
         recipe_diff_section(runs),
-        section("Loss", [charts.loss()]),
+        section("Loss", [charts.loss(), *(paragraph(line) for run in runs if (line := _forecast_line(run, several)))]),
     ]
     more = [
         ("Evaluation", charts.evaluation()),
@@ -81,6 +82,11 @@ def report_page(folders: Sequence[Path], machines: Machines | None = None, *, ve
 
 
 _MOST_NAMES = 4  # in a title
+
+
+def _forecast_line(run: RunRecord, named: bool) -> str:
+    line = forecast_line(run.events, run.last("val_loss"), run.last("tokens"))
+    return f"{run.name}: {line}." if line and named else line and f"{line[0].upper()}{line[1:]}."
 
 
 def _notes(run: RunRecord) -> list[str]:

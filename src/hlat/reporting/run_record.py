@@ -22,9 +22,11 @@ from pydantic import ValidationError
 
 from hlat.checkpoint import CheckpointEntry, list_checkpoints, open_unverified
 from hlat.config import Recipe, RecipeError
+from hlat.forecast import FORECAST_FILE, Forecast, forecast_json, read_forecast
 from hlat.reporting.run_status import (
     RunEvent,
     RunStatus,
+    forecast_event,
     is_run,
     last_recipe,
     last_stage,
@@ -59,6 +61,7 @@ class RunRecord:
     samples: tuple[GeneratedText, ...]  # generated texts, by step
     status: RunStatus
     notes: tuple[str, ...]  # sentences about what could not be read
+    forecast: Forecast | None = None  # as it was registered; None if there is none, or it was changed
 
     def of_kind(self, *kinds: str) -> list[RunEvent]:
         return [event for event in self.events if event.kind in kinds]
@@ -106,6 +109,7 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
     settings = last_recipe(events) or settings  # a run may be resumed with changes, and checkpoint later
     if not settings:
         notes.append("The recipe is unknown: neither an event nor a checkpoint has it.")
+    forecast = _read_forecast(folder, events, notes)
     if not metrics:
         notes.append("No step has been logged yet.")
     return RunRecord(
@@ -118,7 +122,21 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
         samples=tuple(read_samples(folder)),
         status=read_status(folder, events),
         notes=tuple(notes),
+        forecast=forecast,
     )
+
+
+def _read_forecast(folder: Path, events: list[RunEvent], notes: list[str]) -> Forecast | None:
+    try:
+        found = read_forecast(folder)
+    except HlatError as error:
+        notes.append(f"The forecast is not shown: {error}")
+        return None
+    registered = forecast_event(events)
+    if found is None or registered is None or forecast_json(found)["sha256"] == registered.fields.get("sha256"):
+        return found
+    notes.append(f"The forecast is not shown: {FORECAST_FILE} is not the one that was registered {registered.when}.")
+    return None
 
 
 def _read_metrics(path: Path) -> dict[str, Column]:

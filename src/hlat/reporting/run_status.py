@@ -83,6 +83,34 @@ def stage_words(settings: Mapping[str, Any], stage: str) -> str:
     return f"stage {stage}, {names.index(stage) + 1} of {len(names)}" if stage in names else ""
 
 
+def forecast_event(events: Sequence[RunEvent]) -> RunEvent | None:
+    """Return the event with which the forecast of a run was registered; None if it has none."""
+    return next((event for event in events if event.kind == "forecast"), None)
+
+
+def forecast_range(event: RunEvent) -> tuple[str, str]:
+    """Return the forecast loss, and its range, by which ladder and when it was registered, as text."""
+    loss, low, high = (f"{event.number(name) or 0.0:.3f}" for name in ("loss", "low", "high"))
+    late = f", after {event.step:,} steps" if event.step else ""
+    return loss, f"{low} to {high}, by ladder {event.words('ladder')}, written {event.when} UTC{late}"
+
+
+def forecast_line(events: Sequence[RunEvent], loss: float | None, tokens: float | None) -> str:
+    """Return forecast and actual loss as a sentence; empty without a forecast.
+
+    ``loss`` is the last validation loss, ``tokens`` those done.
+    """
+    event = forecast_event(events)
+    if event is None:
+        return ""
+    share = (tokens or 0.0) / (event.number("tokens") or 1.0)
+    done = "" if loss is None else f"; actual {loss:.3f}"
+    if loss is not None and share < 1:
+        done = f"; {loss:.3f} after {share:.0%} of the tokens"
+    expected, note = forecast_range(event)
+    return f"validation loss at the end: forecast {expected} ({note}){done}"
+
+
 def run_name(settings: Mapping[str, Any], folder: Path) -> str:
     """Name of a run: that in its recipe, or of its folder."""
     run = settings.get("run")

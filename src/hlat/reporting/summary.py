@@ -13,7 +13,7 @@ from hlat.page import Html, duration, format_value, headline, paragraph, table
 from hlat.reporting.planned_and_actual import Machines, measure_progress, median
 from hlat.reporting.report_sections import goodput_seconds
 from hlat.reporting.run_record import RunRecord, read_run, shown
-from hlat.reporting.run_status import last_stage, stage_words
+from hlat.reporting.run_status import forecast_event, forecast_range, last_stage, stage_words
 from hlat.runtime.quantities import short_count, usd_text
 
 
@@ -37,6 +37,7 @@ def run_facts(run: RunRecord, machines: Machines | None) -> list[RunFact]:
         RunFact("Tokens", shown(last("tokens"), short_count), _steps(run)),
         RunFact("Loss", shown(last("loss"), format_value), "training, last step"),
         RunFact("Validation loss", shown(last("val_loss"), format_value), _bits(run)),
+        *_forecast(run),
         RunFact("Time", duration(progress.elapsed), _machine(run)),
         RunFact("Speed", shown(progress.rate, short_count), f"tok/s{_mfu(run)}"),
         *_goodput(run),
@@ -56,6 +57,11 @@ def _size(run: RunRecord) -> str:
 
 def _bits(run: RunRecord) -> str:
     return shown(run.last("val_bits_per_byte"), lambda bits: f"{format_value(bits)} bits per byte")
+
+
+def _forecast(run: RunRecord) -> list[RunFact]:
+    event = forecast_event(run.events)
+    return [] if event is None else [RunFact("Forecast", *forecast_range(event))]
 
 
 def _machine(run: RunRecord) -> str:

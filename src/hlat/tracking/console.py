@@ -127,8 +127,8 @@ def has_colour() -> bool:
 _ERRORS = "error incident hang corruption checkpoint_failed snapshot_failed"
 _WARNINGS = (
     "anomaly checkpoint_damaged checkpoint_prune_failed checkpoint_retry component_dropped corruption_explained "
-    "evaluation_failed export_failed leader metrics_damaged output_lost record_restored resized remote_failed rollback "
-    "saver_lost slow_rank storage_slow tensorboard_dropped tracker_failed tracker_lost"
+    "evaluation_failed export_failed leader metrics_damaged off_forecast output_lost record_restored resized "
+    "remote_failed rollback saver_lost slow_rank storage_slow tensorboard_dropped tracker_failed tracker_lost"
 )
 _LEVELS = {**dict.fromkeys(_ERRORS.split(), "error"), **dict.fromkeys(_WARNINGS.split(), "warning")}
 _LONG = ("recipe", "stack")  # fields of events.jsonl that are left out: thousands of characters

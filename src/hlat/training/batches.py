@@ -75,6 +75,9 @@ class BatchSource(Protocol):
     def restore(self, checkpoint: Checkpoint | None) -> None:
         """Set the position to that of a checkpoint, or to the beginning; call it before ``reader``."""
 
+    def epochs(self, samples: int) -> dict[str, float]:
+        """Return the passes over each source (key "" for the whole corpus) in so many samples, as far as known."""
+
 
 class PreparedBatchSource:
     """Batches of prepared data; ``total`` is the number of samples that are read of it, in a run or in a stage."""
@@ -98,6 +101,9 @@ class PreparedBatchSource:
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         """Do nothing: the global sample index is the whole position."""
+
+    def epochs(self, samples: int) -> dict[str, float]:
+        return self._data.epochs(samples)
 
 
 def _epochs(counts: Mapping[str, float]) -> str:
@@ -162,6 +168,10 @@ class OnlineBatchSource:
         if self._reports_cursors:
             known[self._owned] = self._cursors.values[self._owned]
         return replicated_chunks({_CURSORS: self._ranks.all_reduce_sum(torch.from_numpy(known))})
+
+    def epochs(self, samples: int) -> dict[str, float]:
+        del samples  # text that is tokenized while it is read has no known length
+        return {}
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         """Load a checkpoint's cursors; raises CheckpointError for another number of streams or sources."""

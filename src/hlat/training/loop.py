@@ -48,6 +48,7 @@ from hlat.runtime.storage.run_folder import EarlierAttempt, RunFolder, hold_run_
 from hlat.tracking import LAST_SAVE, OtherRankTracker, Tracker, check_installed, open_tracker
 from hlat.training.batches import BatchPrefetcher
 from hlat.training.components import ComponentList, LoopStart, StepEnd, StepResult, TrainingComponent
+from hlat.training.forecast_comparison import ForecastComparison
 from hlat.training.interruptions import Deadline, StopRequest, explained_out_of_memory
 from hlat.training.numerics import configure_rounding
 from hlat.training.optional_components import StepObserver
@@ -265,7 +266,7 @@ def _train(
     last_step: int,
     on_step: Sequence[Callable[[StepEnd], object]],
 ) -> Outcome:
-    recipe, total = state.recipe, state.recipe.total_steps
+    recipe = state.recipe
     result, stop_reason = None, None
 
     def on_signal(name: str) -> None:
@@ -278,9 +279,11 @@ def _train(
         stop = stack.enter_context(StopRequest(state.runtime.ranks, on_signal, lambda: deadline.has_passed))
         set_step_counter(lambda: state.step)
         prefetcher = stack.enter_context(_open_prefetcher(state, tracker))
-        metrics_lines = MetricsLines(state, tracker, timer.reset)
+        forecast = [ForecastComparison(state, tracker)] if recipe.run.ladder is not None else []
+        metrics_lines = MetricsLines(state, tracker, timer.reset, *(each.compare for each in forecast))
         observers = [StepObserver(observe) for observe in on_step]
-        components = ComponentList([*_components(state, tracker, metrics_lines, checkpointer, profile), *observers])
+        listed = _components(state, tracker, metrics_lines, checkpointer, profile)
+        components = ComponentList([*listed, *forecast, *observers])
         components.begin(LoopStart(recipe, state.runtime, state.step, tracker, stack))
         metrics_lines.write_missing()
         compiles = decide_compilation(recipe, state.runtime.device, state.runtime.world).on
@@ -313,15 +316,18 @@ def _train(
             stop_reason = stop.late_vote() or NEXT_STAGE
         enter_phase("end")
 
-    reason = stop_reason if stop_reason is not None else "stop_after"
-    if state.step >= total:
-        reason = "finished"
-    elif state.step >= last_step and reason == NEXT_STAGE:
-        reason = "stop_after"
+    reason = _end_reason(state, last_step, stop_reason)
     if reason != NEXT_STAGE:
         tracker.event("end", step=state.step, reason=reason)
     checkpoint = state.saved.path if state.saved is not None else None
-    return Outcome(state.step, total, reason, checkpoint, metrics_lines.validation)
+    return Outcome(state.step, recipe.total_steps, reason, checkpoint, metrics_lines.validation)
+
+
+def _end_reason(state: RunState, last_step: int, stop_reason: str | None) -> str:
+    if state.step >= state.recipe.total_steps:
+        return "finished"
+    ends_here = stop_reason is None or (stop_reason == NEXT_STAGE and state.step >= last_step)
+    return "stop_after" if ends_here else stop_reason
 
 
 def _components(

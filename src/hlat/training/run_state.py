@@ -9,7 +9,7 @@ is set aside. If there is no trace of the newer one, somebody removed it, or ano
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from hlat.data import (
     Batch,
     PreparedData,
 )
+from hlat.forecast import ForecastWatch
 from hlat.hardware import PeakFlops, peak_again, peak_flops
 from hlat.model import flops_per_token
 from hlat.optim import Optimizer, build_optimizer
@@ -159,6 +160,7 @@ class RunState:
     initial_weights: str | None = None  # identity of those of checkpoint.init_from, if this process began with them
     last_batch: Batch | None = None  # this rank's sequences of the last step
     peak_tries: int = 0  # further measurements of the peak
+    forecast_watch: ForecastWatch = field(default_factory=ForecastWatch)
 
     @property
     def samples(self) -> int:
@@ -229,6 +231,7 @@ class RunState:
             "evaluation": self.evaluation.identity,
             "metrics": to_json_value(self.unwritten_metrics),
             "versions": software_versions() | self.arithmetic.names(),
+            **({} if self.recipe.run.ladder is None else {"forecast_watch": asdict(self.forecast_watch)}),
             **self._of_stage(),
         }
         files = tokenizer_files(self.prepared.tokenizer_dir) if self.runtime.ranks.is_first else {}
@@ -348,6 +351,7 @@ def build_run_state(
         ),
         unwritten_metrics=_saved_metrics(newest.meta) if newest is not None else None,
         initial_weights=initial_weights,
+        forecast_watch=ForecastWatch(**(newest.meta.get("forecast_watch", {}) if newest is not None else {})),
     )
 
 

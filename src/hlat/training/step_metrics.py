@@ -171,9 +171,14 @@ class MetricsLines(TrainingComponent):
     """Evaluates, if the step does, and writes the line of metrics that was collected before the save."""
 
     def __init__(
-        self, state: RunState, tracker: Tracker | OtherRankTracker, reset_timer: Callable[[], dict[str, float]]
+        self,
+        state: RunState,
+        tracker: Tracker | OtherRankTracker,
+        reset_timer: Callable[[], dict[str, float]],
+        compare: Callable[[float], None] = lambda loss: None,
     ) -> None:
         self._state, self._tracker, self._reset_timer = state, tracker, reset_timer
+        self._compare = compare  # gets each validation loss before its line is written
         self._tokens_before = state.tokens  # at the last line, or where this process started from
         self._has_evaluation = bool(state.evaluation)
         self._attempts = EvaluationAttempts(state.recipe.run_dir)
@@ -215,6 +220,8 @@ class MetricsLines(TrainingComponent):
 
     def _write(self, metrics: dict[str, Any], *, timed: bool = False) -> ValidationResult | None:
         result = self._evaluate() if self._evaluates() else None
+        if result is not None and result.validation is not None:
+            self._compare(result.validation.loss)
         line = metrics | (self._times() if timed else {})
         self._log(line | (result.columns() if result is not None else {}))
         if result is None:

@@ -64,6 +64,15 @@ class _Anomalies(_Strict):
     rollbacks: list[_Rollback]
 
 
+class _ForecastWatch(_Strict):
+    """Fields of ``hlat.forecast.ForecastWatch``."""
+
+    model_config = ConfigDict(extra="forbid")
+    sha256: str = ""
+    too_high: _Count = 0
+    good_step: _Count = 0
+
+
 class _Meta(_Strict):
     """Fields of ``meta.json``. The checkpoint of a run has a recipe, imported weights have a model section."""
 
@@ -75,6 +84,7 @@ class _Meta(_Strict):
     data_fingerprint: str = ""
     versions: dict[str, str] = {}
     anomalies: _Anomalies | None = None
+    forecast_watch: _ForecastWatch = _ForecastWatch()
     special_ids: _SpecialIds = _SpecialIds()
     generation_ids: _SpecialIds = _SpecialIds()
 

@@ -84,7 +84,7 @@ class RecoveryConfig(Section):
 
 
 class AnomalyConfig(Section):
-    """Reaction to numbers that are not finite, and to spikes of the loss or the gradient norm."""
+    """Reaction to numbers that are not finite, to spikes of the loss or the gradient norm, and to losses off course."""
 
     non_finite: Literal["skip", "stop"] = "skip"
     """skip leaves weights and moments as they are and goes on with the next batch; stop ends the run."""
@@ -96,6 +96,8 @@ class AnomalyConfig(Section):
     """Steps in the window of the statistics; nothing counts as a spike before a quarter of them has run."""
     budget: Positive = 10
     """Steps within one window that may be skipped or rolled back before the run stops."""
+    forecast: Literal["ignore", "warn", "stop"] = "warn"
+    """Reaction to a validation loss that is above the forecast (run.ladder) for longer than noise explains."""
 
 
 class IntegrityConfig(Section):

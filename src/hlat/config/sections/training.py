@@ -48,6 +48,8 @@ class RunConfig(Section):
     """Name of the run: letters, digits, dot, dash and underscore."""
     dir: str | None = None
     """Folder of everything the run writes; null means runs/<name>. The same folder again resumes the run."""
+    ladder: str | None = None
+    """Folder of a ladder, whose law forecasts the loss of this run before its first step; null for no forecast."""
     device: Device = "auto"
     """Device type to run on; auto takes the accelerator if torch finds one, else the CPU."""
     compile: Literal["auto", "blocks", "none"] = "auto"

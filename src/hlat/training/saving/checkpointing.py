@@ -38,6 +38,7 @@ from hlat.checkpoint import (
     save_with_retries,
 )
 from hlat.config import CheckpointConfig, Recipe
+from hlat.forecast import ForecastWatch
 from hlat.model import count_parameters, initialise
 from hlat.resilience import open_saver_progress, record_durable_step, record_saver, reset_durable_step
 from hlat.runtime.errors import StorageError
@@ -365,6 +366,7 @@ def roll_back(state: RunState, prefetcher: BatchPrefetcher, tracker: Tracker | O
     state.anomalies.roll_back(checkpoint.meta.get("anomalies") if checkpoint is not None else None)
     if checkpoint is not None and enters_stage(checkpoint, state.recipe):
         state.anomalies.begin_stage()  # as a run does that is started here
+    state.forecast_watch = ForecastWatch(**(checkpoint.meta.get("forecast_watch", {}) if checkpoint else {}))
     state.step = checkpoint.step if checkpoint is not None else 0
     state.saved = SavedCheckpoint(checkpoint.step, checkpoint.path) if checkpoint is not None else None
     prefetcher.restart(state.training_data.reader(state.model, state.samples))
