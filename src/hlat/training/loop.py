@@ -326,8 +326,9 @@ def _train(
 def _end_reason(state: RunState, last_step: int, stop_reason: str | None) -> str:
     if state.step >= state.recipe.total_steps:
         return "finished"
-    ends_here = stop_reason is None or (stop_reason == NEXT_STAGE and state.step >= last_step)
-    return "stop_after" if ends_here else stop_reason
+    if stop_reason is None or (stop_reason == NEXT_STAGE and state.step >= last_step):
+        return "stop_after"
+    return stop_reason
 
 
 def _components(

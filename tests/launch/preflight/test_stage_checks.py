@@ -90,7 +90,7 @@ def test_a_run_that_no_command_has_checked_finds_the_same_of_later_texts_before_
     first = parse_recipe(content, world=1).each_stage()[0]
     check_later_texts(first)
     content["stages"][1]["data"]["path"] = "nowhere"
-    with pytest.raises(DataError, match="stage anneal: data.path nowhere"):
+    with pytest.raises(DataError, match=r"stage anneal: data\.path nowhere"):
         check_later_texts(parse_recipe(content, world=1).each_stage()[0])
     content["stages"][1]["data"]["path"] = str(tmp_path / "*.txt")
     with pytest.raises(DataError, match="Write the path alike"):
