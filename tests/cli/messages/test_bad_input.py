@@ -1,7 +1,7 @@
 """Errors of users: one message, exit code 2, no traceback, nothing half-written."""
 
-import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests.support.commands import StartedCommand
+from tests.support.held import hold_imports
 
 
 def refused(done, *says):
@@ -184,11 +185,12 @@ def test_sigterm_before_the_first_step_is_said(recipe_file, tiny, processes):
 @pytest.mark.parametrize("moment", ["start", "prepare", "train"])
 def test_ctrl_c_leaves_nothing_that_stops_the_next_run(recipe_file, tiny, tmp_path, cli, moment):
     command = [sys.executable, "-u", "-m", "hlat", "train", str(recipe_file), *tiny]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    environment = {**os.environ, **(hold_imports(tmp_path) if moment == "start" else {})}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     seen = []
     if moment == "start":
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=0.7)
+        seen.append(process.stdout.readline())
+        assert seen == ["importing PyTorch ...\n"]
     elif moment == "prepare":
         while not (tmp_path / "run" / "data" / "partial").exists():
             time.sleep(0.001)
