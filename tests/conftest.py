@@ -21,8 +21,8 @@ from tests.support.slow_cases import SLOW_CASES, UNKNOWN, read_slow_cases, slow_
 # One thread: the machine's cores are shared, and results must not depend on how many there are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# The tests start hundreds of interpreters. Where the environment forbids bytecode, as images often do, each of them would
-# compile hlat anew, a third of its start.
+# The tests start hundreds of interpreters. Where the environment forbids bytecode, as images often do, each of them
+# would compile hlat anew, a third of its start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
