@@ -205,3 +205,25 @@ def test_ctrl_c_leaves_nothing_that_stops_the_next_run(recipe_file, tiny, tmp_pa
     assert "Traceback" not in rest and ("interrupted" in rest or "SIGINT" in rest), rest
     done = cli("train", recipe_file, *tiny)
     assert done.returncode == 0 and "finished at step 40" in done.stdout, done.stderr
+
+
+_UNTIL_A_SIGNAL = """
+import os, pathlib, signal, time
+if "RANK" in os.environ:
+    pathlib.Path(__file__).with_name(f"rank-{os.environ['RANK']}").touch()
+    while signal.SIGINT not in signal.sigpending():
+        time.sleep(0.01)
+"""
+
+
+def test_ctrl_c_while_the_interpreters_of_ranks_start(recipe_file, tiny, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(_UNTIL_A_SIGNAL)
+    command = [sys.executable, "-m", "hlat", "train", str(recipe_file), *tiny, "--nproc", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    while len(list(tmp_path.glob("rank-*"))) < 2:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert process.returncode == 130, (out, err)
+    assert err.splitlines() == ["interrupted: nothing had been started"], err
