@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,11 @@ from tests.support.slow_cases import SLOW_CASES, UNKNOWN, read_slow_cases, slow_
 
 # One thread: the machine's cores are shared, and results must not depend on how many there are.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The tests start hundreds of interpreters. Where the environment forbids bytecode, as images often do, each of them
+# would compile hlat anew, a third of its start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Tests started in the background, or through nohup, inherit that these signals are ignored, and so do processes that
 # they start: tests of Ctrl-C and of a terminal that hangs up would wait for ever.

@@ -1,7 +1,7 @@
 """Entry point of the command ``hlat``: set up signals and output streams before the program and torch are imported.
 
 Nothing is imported at the top but what Python or pip's script has loaded already. Ctrl-C before ``main`` prints
-Python's own traceback, from Python's start or from that script, and no package can change it.
+Python's own traceback, from Python's start or from that script, and no package can change it. A rank's waits for it.
 """
 
 import os
@@ -20,6 +20,7 @@ def main() -> None:
     """Run the command line. Ctrl-C or SIGTERM during the seconds of imports ends with one line."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
         signal.signal(signal.SIGINT, _ended_early)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # a launcher blocks it in the ranks that it starts
     hears_sigterm = signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN and not set(_LAUNCHERS) & set(os.environ)
     if hears_sigterm:
         signal.signal(signal.SIGTERM, _ended_early)

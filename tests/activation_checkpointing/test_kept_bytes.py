@@ -10,6 +10,7 @@ from hlat.model.spec import RECOMPUTABLE
 from tests.support.activation_checkpointing.small import (
     BATCH,
     KINDS,
+    KINDS_IN_MODES,
     LENGTH,
     MODES_TESTED,
     config_of,
@@ -19,8 +20,7 @@ from tests.support.activation_checkpointing.small import (
 )
 
 
-@pytest.mark.parametrize("mode", MODES_TESTED)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "mode"), KINDS_IN_MODES)
 def test_policies_save_the_counted_bytes(kind: str, mode: str) -> None:
     config = config_of(kind)
     for recomputed in POLICIES.values():

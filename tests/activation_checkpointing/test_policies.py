@@ -14,6 +14,7 @@ from hlat.model import Decoder
 from hlat.model.spec import RECOMPUTABLE
 from tests.support.activation_checkpointing.small import (
     KINDS,
+    KINDS_IN_MODES,
     MODES_TESTED,
     config_of,
     document_positions,
@@ -31,8 +32,7 @@ def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("positions", [None, document_positions()], ids=["complete rows", "isolated documents"])
-@pytest.mark.parametrize("mode", MODES_TESTED)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "mode"), KINDS_IN_MODES)
 def test_every_policy_gives_the_same_bits(kind: str, mode: str, positions: torch.Tensor | None) -> None:
     config = config_of(kind)
     plain = trained(model_of(config, mode, [NOTHING] * 2), positions)

@@ -12,7 +12,7 @@ import pytest
 from tests.support.fuzz.commanding import broken_law, command
 from tests.support.fuzz.odd_values import ODD_VALUES, fields
 
-SAMPLE = 250
+SAMPLE = 100
 SEED = 15
 
 BASE = """

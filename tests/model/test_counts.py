@@ -120,7 +120,9 @@ def saved_bytes(config: ModelConfig, tokens: torch.Tensor, mode: str) -> int:
 
 
 @pytest.mark.parametrize(("family", "coalesce"), KINDS)
-@pytest.mark.parametrize("mode", ["fp32", "mixed", "bf16-sr"])
+@pytest.mark.parametrize(
+    "mode", ["mixed", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("fp32", "bf16-sr"))]
+)
 def test_activation_bytes_equal_the_tensors_saved_for_backward(family: str, coalesce: bool, mode: str) -> None:
     config = config_of(family, coalesce=coalesce)
     tokens = tokens_of(config, 2, 64)

@@ -2,7 +2,7 @@
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import hlat
@@ -32,12 +32,15 @@ def sources() -> list[Path]:
     return sorted(ROOT.rglob("*.py"))
 
 
-def imports(file: Path) -> Iterator[tuple[int, str, str]]:
+@cache
+def imports(file: Path) -> list[tuple[int, str, str]]:
     """Every ``from hlat... import name`` of a file, inside functions too: (line, module, name)."""
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom) and not node.level and node.module and node.module.split(".")[0] == "hlat":
-            for alias in node.names:
-                yield node.lineno, node.module, alias.name
+    return [
+        (node.lineno, node.module, alias.name)
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and not node.level and node.module and node.module.split(".")[0] == "hlat"
+        for alias in node.names
+    ]
 
 
 def is_module(name: str) -> bool:
@@ -51,6 +54,7 @@ def room_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
+@cache
 def defined_names(file: Path) -> set[str]:
     """Names that a file binds at its top level, other than by importing them from hlat."""
     names: set[str] = set()
@@ -67,6 +71,7 @@ def defined_names(file: Path) -> set[str]:
     return names
 
 
+@cache
 def doors() -> dict[str, dict[str, str]]:
     """Rooms that hand names on -> name -> module, as ``lazily`` is told."""
     found = {}

@@ -171,10 +171,10 @@ def _work(job: "TrainingJob", line: OpeningLine) -> int:
             from hlat.model import begin_compilation
 
             begin_compilation(recipe.run.device)  # beside the imports, which use one core
-            import hlat.training  # noqa: F401
+            from hlat.training import run  # noqa: F401 - the door itself imports nothing
 
             finish_compiling()
-            # Only now: an import that an exception interrupts may raise a different one.
+            # Only now: until here a signal ends the process at once.
             ready(hears_sigterm=True, works=True)
             shown = {"data_progress": data_progress} if shows_progress(recipe.tracking) else {}
             outcome = job.train_here(recipe, **shown)
@@ -268,9 +268,9 @@ def _compile_here(job: "CompileJob") -> None:
     from hlat.launch import worker_context
 
     with worker_context():
-        import hlat.compilation  # noqa: F401
+        from hlat.compilation import compile_graphs  # noqa: F401 - the door itself imports nothing
 
-        # Only now: an import that an exception interrupts may raise a different one.
+        # Only now: until here a signal ends the process at once.
         ready(hears_sigterm=True, works=True)
         job.compile_here()
 

@@ -160,7 +160,7 @@ class ForkedWorker:
             stream.flush()  # or both processes would write the buffered text
         context = multiprocessing.get_context("fork")
         self._process = context.Process(target=_run_worker, args=(work, own), name="hlat")
-        with _signals_blocked():  # one between the fork and the child's own handlers would be lost in the child
+        with _blocked(STOP_SIGNALS):  # one between the fork and the child's own handlers would be lost in the child
             self._process.start()
 
     @property
@@ -183,8 +183,9 @@ class ForkedWorker:
 
 
 @contextmanager
-def _signals_blocked() -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+def _blocked(signals: Sequence[signal.Signals]) -> Iterator[None]:
+    """Block signals in this thread, and in the processes that it starts until they unblock them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:
@@ -256,7 +257,10 @@ class SpawnedRanks:
             files = [opened.enter_context(path.open("wb")) for path in self.output_files(rank) if keeps_output]
             out, err = files or (None, None)
             # Each process leads its own session: a terminal's Ctrl-C reaches only this one, which forwards it once.
-            self._processes[rank] = subprocess.Popen(command, stdout=out, stderr=err, env=own, start_new_session=True)
+            # One while Python starts would print its traceback: the command unblocks it when it has its handler.
+            with _blocked([signal.SIGINT]):
+                process = subprocess.Popen(command, stdout=out, stderr=err, env=own, start_new_session=True)
+        self._processes[rank] = process
 
     def save_and_stop(self) -> None:
         """Ask those that still run to save and stop, and wait for them; not for ever."""

@@ -5,7 +5,7 @@
     SIGTERM, SIGUSR1, the deadline --> 75: queue the run again
     SIGINT, SIGHUP                 --> 128 + n: a person ended it
 
-    SIGINT while importlib changes its locks --> the same signal again, a moment later
+    SIGINT within an import --> the same signal again, a moment later, until the import has ended
     KeyboardInterrupt where Python must drop it (a callback of a weak reference, __del__) --> likewise
     SIGINT anywhere else --> KeyboardInterrupt
 
@@ -17,7 +17,8 @@
 
 Python's own handler of SIGINT raises wherever it is. importlib takes its global lock in a callback of a weak reference:
 an interrupt there is dropped, and the lock stays taken. The command then goes on, and in a process that it forks the
-first thread that imports anything waits for ever.
+first thread that imports anything waits for ever. An interrupt within an import is also lost where C code imports and
+drops errors (torch asks for numpy that way), or becomes another error: numpy cannot be imported a second time.
 
 A run must not end because of its log. So a command whose work is what counts (training, preparing) goes on without
 the line, and does not wait for a reader. A command whose output is its result waits for its reader like any other
@@ -28,6 +29,7 @@ import _thread
 import ctypes
 import errno
 import io
+import math
 import os
 import platform
 import select
@@ -139,9 +141,13 @@ STOP_EXIT_CODES = tuple({stop_exit_code(number) for number in STOP_SIGNALS})
 """Exit codes of runs that saved and stopped on request."""
 
 
-_IMPORT_LOCKS = "<frozen importlib._bootstrap>"  # name of the file of the functions that take import locks
+_IMPORTLIB = "<frozen importlib._bootstrap>"  # name of the file of the functions that import and that take its locks
 _COMMAND = "hlat.command"  # module of the handler that the command begins with
 _REPEAT_SECONDS = 0.005
+_LONGEST_IMPORT = 60.0  # seconds that an interrupt waits for an import, which may never end
+
+_interrupted_at = math.inf  # when the interrupt came that waits for an import
+_sender = 0  # process in which a thread is about to send a signal again; 0 for none
 
 
 def raise_interrupts() -> None:
@@ -149,7 +155,7 @@ def raise_interrupts() -> None:
     # As in a background job: whoever started it wants it to go on.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         return
-    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGINT, interrupt)
     if not isinstance(sys.unraisablehook, _RepeatDropped):
         sys.unraisablehook = _RepeatDropped(sys.unraisablehook)
 
@@ -167,11 +173,19 @@ def after_start(handler: Any) -> Any:
     return signal.SIG_DFL if getattr(handler, "__module__", None) == _COMMAND else handler
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    # An import lock is being changed: the signal is sent again in a moment.
-    if frame is not None and frame.f_code.co_filename == _IMPORT_LOCKS:
-        _repeat_interrupt()
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Handle a signal: raise KeyboardInterrupt, or send the signal again a moment later if an import is under way."""
+    global _interrupted_at  # noqa: PLW0603 - signals reach the main thread only
+    _interrupted_at = min(_interrupted_at, time.monotonic())
+    outer = frame
+    while outer is not None and outer.f_code.co_filename != _IMPORTLIB:
+        outer = outer.f_back
+    is_late = time.monotonic() - _interrupted_at >= _LONGEST_IMPORT
+    # The innermost frame may hold importlib's locks, however late it is.
+    if outer is not None and (outer is frame or not is_late):
+        _repeat(number)
         return
+    _interrupted_at = math.inf
     raise KeyboardInterrupt
 
 
@@ -183,19 +197,25 @@ class _RepeatDropped:
 
     def __call__(self, dropped: Any) -> None:
         if issubclass(dropped.exc_type, KeyboardInterrupt):
-            _repeat_interrupt()
+            _repeat(signal.SIGINT)
         else:
             self._other(dropped)
 
 
-def _repeat_interrupt() -> None:
-    # A thread of threading takes locks, which handlers must not.
-    _thread.start_new_thread(_interrupt_later, (os.getpid(),))
+def _repeat(number: int) -> None:
+    global _sender  # noqa: PLW0603 - as above
+    # Further signals until then are the same request.
+    if _sender != os.getpid():
+        _sender = os.getpid()
+        # A thread of threading takes locks, which handlers must not.
+        _thread.start_new_thread(_send_later, (_sender, number))
 
 
-def _interrupt_later(process: int) -> None:
+def _send_later(process: int, number: int) -> None:
+    global _sender  # noqa: PLW0603
     time.sleep(_REPEAT_SECONDS)
-    os.kill(process, signal.SIGINT)
+    _sender = 0
+    os.kill(process, number)
 
 
 def signal_main_thread(pid: int, number: int) -> None:

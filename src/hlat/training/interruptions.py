@@ -40,7 +40,7 @@ from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.host_collectives import AsyncMax, HostGroup
 from hlat.runtime.distributed.join import Runtime
 from hlat.runtime.errors import DeviceMemoryError, StorageError
-from hlat.runtime.process import DEADLINE_ENV, STOP_SIGNALS
+from hlat.runtime.process import DEADLINE_ENV, STOP_SIGNALS, interrupt
 from hlat.runtime.progress import machine_clock
 from hlat.runtime.storage.run_folder import EARLIER_ATTEMPT_ENV
 from hlat.runtime.terminal import plural
@@ -59,8 +59,8 @@ def _no_deadline() -> bool:
 class StopRequest:
     """Context manager in which stop signals set ``signal`` instead of ending the process; ignored signals stay ignored.
 
-    A second signal raises KeyboardInterrupt wherever the program is. ``on_request`` gets the name of the first one;
-    ``is_over`` is True once the deadline has passed.
+    A second signal raises KeyboardInterrupt wherever the program is but in an import, as ``interrupt`` does.
+    ``on_request`` gets the name of the first one; ``is_over`` is True once the deadline has passed.
     """
 
     def __init__(
@@ -129,7 +129,8 @@ class StopRequest:
         if self.signal is not None:
             if self._clock() - self._at < _SAME_REQUEST:
                 return
-            raise KeyboardInterrupt
+            interrupt(number, frame)
+            return
         self._at = self._clock()
         self.signal = signal.Signals(number)
         self._on_request(self.signal.name)

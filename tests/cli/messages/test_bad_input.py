@@ -1,7 +1,7 @@
 """Errors of users: one message, exit code 2, no traceback, nothing half-written."""
 
-import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests.support.commands import StartedCommand
+from tests.support.held import hold_imports
 
 
 def refused(done, *says):
@@ -184,11 +185,12 @@ def test_sigterm_before_the_first_step_is_said(recipe_file, tiny, processes):
 @pytest.mark.parametrize("moment", ["start", "prepare", "train"])
 def test_ctrl_c_leaves_nothing_that_stops_the_next_run(recipe_file, tiny, tmp_path, cli, moment):
     command = [sys.executable, "-u", "-m", "hlat", "train", str(recipe_file), *tiny]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    environment = {**os.environ, **(hold_imports(tmp_path) if moment == "start" else {})}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     seen = []
     if moment == "start":
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=0.7)
+        seen.append(process.stdout.readline())
+        assert seen == ["importing PyTorch ...\n"]
     elif moment == "prepare":
         while not (tmp_path / "run" / "data" / "partial").exists():
             time.sleep(0.001)
@@ -203,3 +205,25 @@ def test_ctrl_c_leaves_nothing_that_stops_the_next_run(recipe_file, tiny, tmp_pa
     assert "Traceback" not in rest and ("interrupted" in rest or "SIGINT" in rest), rest
     done = cli("train", recipe_file, *tiny)
     assert done.returncode == 0 and "finished at step 40" in done.stdout, done.stderr
+
+
+_UNTIL_A_SIGNAL = """
+import os, pathlib, signal, time
+if "RANK" in os.environ:
+    pathlib.Path(__file__).with_name(f"rank-{os.environ['RANK']}").touch()
+    while signal.SIGINT not in signal.sigpending():
+        time.sleep(0.01)
+"""
+
+
+def test_ctrl_c_while_the_interpreters_of_ranks_start(recipe_file, tiny, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(_UNTIL_A_SIGNAL)
+    command = [sys.executable, "-m", "hlat", "train", str(recipe_file), *tiny, "--nproc", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    while len(list(tmp_path.glob("rank-*"))) < 2:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert process.returncode == 130, (out, err)
+    assert err.splitlines() == ["interrupted: nothing had been started"], err

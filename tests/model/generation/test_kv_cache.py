@@ -26,7 +26,7 @@ def greedy(model: Decoder, prompt_BS: torch.Tensor, *, cached: bool) -> torch.Te
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("coalesce", [True, False])
+@pytest.mark.parametrize("coalesce", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_cached_generation_equals_uncached_and_transformers(family: str, coalesce: bool) -> None:
     pytest.importorskip("transformers", reason="the extra [hf] is not installed")
     config = config_of(family, coalesce=coalesce)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 
 from hlat.activation_checkpointing import checkpoint_activations
@@ -63,6 +64,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "normed queries and keys, separate": {"qk_norm": True, "coalesce": False, "tie_embeddings": True},
 }
 MODES_TESTED = ("fp32", "mixed", "bf16-sr")
+# Every kind in one mode and every mode of one kind by default; all pairs in the slow suite.
+KINDS_IN_MODES = [
+    pytest.param(kind, mode, marks=() if kind == "coalesced" or mode == "mixed" else pytest.mark.slow)
+    for kind in KINDS
+    for mode in MODES_TESTED
+]
 BATCH, LENGTH = 2, 40
 
 

@@ -157,6 +157,7 @@ def main():
     scenario, folder = sys.argv[1], Path(sys.argv[2])
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     (folder / "run").mkdir(exist_ok=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # as the command does
     with worker_context():
         action = {function.__name__: function for function in SCENARIOS}[scenario]
         with rank_log(folder / "run", rank, world), joined_run("cpu") as runtime:

@@ -6,6 +6,7 @@ The folder has the metadata of an installed package too: with it on PYTHONPATH, 
 ``torch.compile(backend="neuron")`` finds its compiler, through the entry points that torch-neuronx has.
 """
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -48,9 +49,18 @@ def build() -> Path:
     if (folder / "device.so").is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes need it at once: one of them compiles
+        if not (folder / "device.so").is_file():
+            _compile(command, folder)
+    return folder
+
+
+def _compile(command: list[str], folder: Path) -> None:
+    lib = Path(torch.__file__).parent / "lib"
     with tempfile.TemporaryDirectory(dir=folder.parent) as made:
         library, metadata = Path(made, "device.so"), Path(made, "hlat_stand_in-0.dist-info")
-        libraries = [f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"]
+        libraries = [f"-L{lib}", "-lc10", "-ltorch_cpu", "-ltorch"]
         subprocess.run([*command, str(SOURCE), "-o", str(library), *libraries], check=True)
         metadata.mkdir()
         (metadata / "METADATA").write_text(_METADATA)
@@ -59,7 +69,6 @@ def build() -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         Path(made).rename(folder)
         Path(made).mkdir()  # the context removes it
-    return folder
 
 
 def _cache() -> Path:
