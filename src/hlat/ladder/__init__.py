@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "execution": "read_results run_ladder",
+        "execution": "RungResult array_of_sizes read_results run_ladder",
         "planning": "LadderQuestion plan_ladder",
         "record": "LadderPlan",
         "results": "LadderReport design_lines",

@@ -20,7 +20,7 @@ from hlat.ladder.planned_runs import PlannedRun
 from hlat.ladder.record import LadderPlan
 from hlat.reporting import RunRecord, active_seconds, read_run
 from hlat.runtime.errors import CheckpointError, DataError, StorageError
-from hlat.sweep import run_hlat
+from hlat.sweep import Sweep, SweepRun, run_hlat
 from hlat.training import check_fork_stages
 
 Say = Callable[[str], None]
@@ -96,6 +96,14 @@ def _fork(plan: LadderPlan, run: PlannedRun) -> str:
     if not folder.exists():
         fork_run(f"{plan.folder / str(run.parent)}@{run.first}", folder, run.overrides, check=check_fork_stages)
     return str(folder / "recipe.yaml")
+
+
+def array_of_sizes(plan: LadderPlan) -> Sweep:
+    """Return the ladder as ``array_script`` takes it, a run for each size: its runs need each other's checkpoints."""
+    firsts = [runs[0] for runs in plan.by_size()]
+    device = plan.target.recipe.run.device
+    runs = (SweepRun(run.name, {}, run.overrides, plan.folder_of(run), run.steps, device) for run in firsts)
+    return Sweep(plan.target.source, plan.folder, tuple(runs))
 
 
 def read_results(plan: LadderPlan, codes: Mapping[str, int] | None = None) -> list[RungResult]:
