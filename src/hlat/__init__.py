@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hlat.api import submit_kubernetes as submit_kubernetes
     from hlat.api import submit_slurm as submit_slurm
     from hlat.api import train as train
+    from hlat.api import train_ladder as train_ladder
     from hlat.api import unpack_cache as unpack_cache
     from hlat.api import watch as watch
     from hlat.config import Recipe as Recipe
@@ -87,6 +88,7 @@ _API = {
             "runs",
             "show_run",
             "train",
+            "train_ladder",
             "unpack_cache",
             "watch",
         ),

@@ -93,7 +93,7 @@ def test_names_tell_runs_apart_and_stay_in_the_folder(recipe: list[str], tmp_pat
 class _ForkedRun:
     """A run forked from the sweep, which has imported hlat, with what a sweep uses of ``subprocess.Popen``."""
 
-    def __init__(self, command: list[str], process_group: int) -> None:
+    def __init__(self, command: list[str], process_group: int, stdout: None) -> None:
         self._pid = os.fork()
         if self._pid == 0:
             os.setpgid(0, process_group)
@@ -114,7 +114,7 @@ class _ForkedRun:
 
 
 def _fork_runs() -> None:
-    execution.subprocess = SimpleNamespace(Popen=_ForkedRun)
+    execution.subprocess = SimpleNamespace(Popen=_ForkedRun, DEVNULL=subprocess.DEVNULL)
 
 
 def test_a_sweep_runs_resumes_and_ranks(cli, recipe: list[str], tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
     draft_recipe, load_recipe
                 -> train -> evaluate, watch, average, generate, load_model, export        metrics, report, runs
-                -> plan, rehearse
+                -> plan, rehearse, train_ladder
                 -> doctor
                 -> compile_cache, unpack_cache
                 -> submit_slurm, submit_kubernetes, launch_local: train on several hosts
@@ -30,7 +30,7 @@ __getattr__ = lazily(
     {
         "checkpoints": "average evaluate evaluate_tasks export fork generate import_model load_model watch",
         "hosts": "doctor launch_local submit_kubernetes submit_slurm",
-        "planning": "choose_cluster choose_model_size compare_plans plan plan_grid",
+        "planning": "choose_cluster choose_model_size compare_plans plan plan_grid train_ladder",
         "recipes": "draft_recipe load_recipe",
         "records": "compare_runs metrics report runs show_run",
         "training": "TrainingResult compile_cache rehearse train unpack_cache",

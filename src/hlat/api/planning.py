@@ -1,16 +1,18 @@
-"""Plans: layout, time, memory and cost of a run before anything is started."""
+"""Plans and ladders: layout, time, memory, cost and loss of a run before it is started."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hlat.api.recipes import checks_arguments
+from hlat.api.recipes import Overrides, checks_arguments, override_words
 from hlat.planner import PlanQuestion, compare_clusters
 from hlat.planner import choose_cluster as choose_cluster_for
 from hlat.planner import choose_model_size as choose_model_size_for
 from hlat.planner import plan_grid as plan_grid_for
 
 if TYPE_CHECKING:
+    from hlat.ladder import LadderReport
     from hlat.planner import ClusterComparison, ModelSize, PlanGrid, Purchase, TrainingPlan
 
 
@@ -262,3 +264,55 @@ def choose_model_size(
         HardwareError: an instance is unknown, or the catalog is inconsistent.
     """
     return choose_model_size_for(PlanQuestion(**locals()))
+
+
+@checks_arguments
+def train_ladder(
+    recipe: str | Path,
+    overrides: Overrides = (),
+    *,
+    budget: str | None = None,
+    flops: str | float | None = None,
+    sizes: str = "auto",
+    tokens: str = "auto",
+    to: str | Path | None = None,
+    nproc: int | str = 1,
+) -> "LadderReport":
+    """Train small models of a recipe, and forecast its loss from them; the same call again goes on.
+
+    Args:
+        recipe: a recipe file, or the name of a shipped recipe.
+        overrides: changes of the recipe.
+        budget: time of all runs together on this machine, as in "2h"; steps of some sizes are measured first.
+        flops: FLOPs of all runs together, instead of a time.
+        sizes: parameters, as in "1M,3M,10M", or widths, as in "w128,w256"; "auto" for what the budget pays for.
+        tokens: tokens per parameter, as in "5,10,20,40"; "auto" for what the budget pays for.
+        to: folder of the runs; None for runs/NAME-ladder.
+        nproc: processes of each run, as for ``train``.
+
+    Returns:
+        ``results`` (of each run its ``run``, ``state``, ``loss``, ``seconds`` and ``exit_code``), ``missing`` (names of
+        runs that have not finished), ``ladder`` (its ``fit`` is the law), ``forecast`` (of the recipe; None if too few
+        runs have finished), and ``to_dict()`` with everything as JSON values.
+
+    Raises:
+        RecipeError: the recipe has mistakes, or there is no ladder of it; with every problem.
+        PlanError: an argument is wrong, the budget is too small, or the folder has another ladder.
+        LaunchError: steps were to be measured, and their run failed.
+    """
+    from hlat.ladder import LadderQuestion, LadderReport, plan_ladder, run_ladder
+
+    words = tuple(override_words(overrides))
+    question = LadderQuestion(
+        str(recipe),
+        words,
+        budget,
+        None if flops is None else str(flops),
+        sizes,
+        tokens,
+        None if to is None else str(to),
+    )
+    options = () if str(nproc) == "1" else ("--nproc", str(nproc))
+    say = logging.getLogger("hlat").info
+    plan = plan_ladder(question, options=options, say=say)
+    return LadderReport(plan, tuple(run_ladder(plan, say, options=options)))

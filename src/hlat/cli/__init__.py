@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hlat.cli import checkpoint, doctor, evaluate, hardware, plan, recipe, runs, train
+from hlat.cli import checkpoint, doctor, evaluate, hardware, ladder, plan, recipe, runs, train
 from hlat.cli.data import data_app
 from hlat.cli.launch import launch_app
 from hlat.cli.options import current_options, hinted, process_options
@@ -191,7 +191,7 @@ def _options(
         complain(notice)  # only now it is known whether messages are JSON lines
 
 
-for module in (recipe, plan, doctor, train, runs, evaluate, checkpoint):
+for module in (recipe, plan, doctor, train, ladder, runs, evaluate, checkpoint):
     module.register(app)
 app.add_typer(data_app, name="data")
 app.add_typer(checkpoint.app, name="checkpoint")
@@ -200,7 +200,7 @@ app.add_typer(launch_app, name="launch")
 
 _PANELS = {
     "Begin": ("quickstart", "init", "check", "schema", "recipe"),
-    "Plan": ("plan", "rehearse", "hardware"),
+    "Plan": ("plan", "ladder", "rehearse", "hardware"),
     "Data": ("data",),
     "Train": ("train", "fork", "sweep", "launch", "doctor", "compile"),
     "Watch": ("report", "runs", "show", "compare"),

@@ -41,6 +41,8 @@ from hlat.runtime.progress import enter_stage
 from hlat.runtime.terminal import be_verbose, plural
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hlat.compilation import CompiledCache
     from hlat.config import Recipe
     from hlat.launch import CompileJob, TrainingJob, Voice
@@ -307,8 +309,7 @@ def sweep(
     dry_run: DryRunOption = False,
 ) -> None:
     """Train a recipe with several values of some fields. The same command again goes on where it stopped."""
-    from hlat.launch import parse_nproc
-    from hlat.sweep import accelerator_warning, plan_sweep, run_sweep, sweep_results
+    from hlat.sweep import plan_sweep, run_sweep, sweep_results
 
     ready(works=not (show or as_json or dry_run))
     if not slurm and (at_once is not None or sbatch or dry_run):
@@ -322,10 +323,7 @@ def sweep(
         )
     options = () if nproc is None else ("--nproc", nproc)
     if slurm:
-        given = [word if word.startswith("-") else f"--{word}" for word in sbatch or ()]  # time=2:00:00 was the form
-        if (warning := accelerator_warning(planned, given, parse_nproc(nproc)[1])) is not None:
-            complain(warning)
-        _submit_sweep(planned, [*axes, *options], given, at_once, dry_run)
+        submit_array(planned, axes, nproc, sbatch, at_once, dry_run=dry_run)
         return
     quiet = (lambda _: None) if as_json else say
     results = sweep_results(planned) if show else run_sweep(planned, quiet, only=only, train_options=options)
@@ -348,17 +346,32 @@ def _show_sweep(planned: "Sweep", results: "list[SweepResult]", as_json: bool) -
         say(f"report: {write_report(begun, planned.folder / 'report.html')}")
 
 
-def _submit_sweep(planned: "Sweep", words: list[str], given: list[str], at_once: int | None, dry_run: bool) -> None:
-    from hlat.sweep import array_script
+def submit_array(
+    planned: "Sweep",
+    words: "Sequence[str]",
+    nproc: str | None,
+    sbatch: "Sequence[str] | None",
+    at_once: int | None,
+    *,
+    dry_run: bool,
+    verb: str = "sweep",
+) -> None:
+    """Submit the runs of a verb as a job array of Slurm; a dry run prints its script."""
+    from hlat.launch import parse_nproc
+    from hlat.sweep import accelerator_warning, array_script
 
-    script, folders = array_script(planned, words, given, at_once)
+    words = [*words, *(() if nproc is None else ("--nproc", nproc))]
+    given = [word if word.startswith("-") else f"--{word}" for word in sbatch or ()]  # time=2:00:00 was the form
+    if (warning := accelerator_warning(planned, given, parse_nproc(nproc)[1])) is not None:
+        complain(warning)
+    script, folders = array_script(planned, words, given, at_once, verb)
     if dry_run:
         say(script.rstrip())
         return
     try:
         for folder in (planned.folder, *folders):
             folder.mkdir(parents=True, exist_ok=True)
-        file = planned.folder.absolute() / "sweep.sbatch"
+        file = planned.folder.absolute() / f"{verb}.sbatch"
         file.write_text(script, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{planned.folder}: the script cannot be written: {error.strerror or error}") from error
@@ -371,4 +384,4 @@ def _submit_sweep(planned: "Sweep", words: list[str], given: list[str], at_once:
     if done.returncode:
         raise LaunchError(f"sbatch refuses {file}: {done.stderr.strip()}")
     say(done.stdout.strip())
-    say(f"when it has ended: hlat sweep {planned.recipe} {' '.join(words)} --to {planned.folder} --list")
+    say(f"when it has ended: hlat {verb} {planned.recipe} {' '.join(words)} --to {planned.folder} --list")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hlat.reporting.overview import *
     from hlat.reporting.planned_and_actual import *
     from hlat.reporting.report import *
+    from hlat.reporting.run_record import *
     from hlat.reporting.run_status import *
     from hlat.reporting.summary import *
 
@@ -30,6 +31,7 @@ __getattr__ = lazily(
         ),
         "planned_and_actual": "Machines",
         "report": "ReportServer report_page write_report",
+        "run_record": "RunRecord active_seconds read_run",
         "run_status": "RunSummary list_runs",
         "summary": "summary_markdown",
     },

@@ -40,10 +40,10 @@ from hlat.tracking import GeneratedText, metrics_table, read_samples
 
 Floats = npt.NDArray[np.float64]
 Column = tuple[Floats, Floats]  # steps at which a metric was logged, and its values there
-T = TypeVar("T")
+_Value = TypeVar("_Value")
 
 
-def shown(value: T | None, form: Callable[[T], str], absent: str = "") -> str:
+def shown(value: _Value | None, form: Callable[[_Value], str], absent: str = "") -> str:
     """Format a value that may be unknown."""
     return absent if value is None else form(value)
 

@@ -16,8 +16,9 @@ __getattr__ = lazily(
     __name__,
     {
         "execution": (
-            "SweepResult accelerator_warning array_script ranked run_sweep sweep_json sweep_lines sweep_results"
+            "SweepResult accelerator_warning array_script ranked run_hlat run_sweep sweep_json sweep_lines "
+            "sweep_results"
         ),
-        "runs": "Sweep plan_sweep",
+        "runs": "Sweep SweepRun plan_sweep",
     },
 )

@@ -59,6 +59,19 @@ def sweep_results(sweep: Sweep) -> list[SweepResult]:
     return [_result(run) for run in sweep.runs]
 
 
+def run_hlat(words: Sequence[str], *, silent: bool = False) -> tuple[int, bool]:
+    """Run a command of hlat in a process of its own; return its exit code, and True if a signal was passed on to it.
+
+    ``silent`` shows only what it writes to stderr: warnings and errors.
+    """
+    # -P: Python must not import a file hlat.py of the working folder instead of the package.
+    # A process group of its own: Ctrl-C at a terminal would reach it twice, and twice means at once.
+    output = subprocess.DEVNULL if silent else None
+    process = subprocess.Popen([sys.executable, "-P", "-m", "hlat", *words], process_group=0, stdout=output)
+    with _passing_on(process) as passed:
+        return process.wait(), bool(passed)
+
+
 def run_sweep(
     sweep: Sweep,
     say: Callable[[str], None],
@@ -85,7 +98,7 @@ def run_sweep(
             say(f"{head}: finished before")
             continue
         say(head)
-        codes[run.name], interrupted = _train_run(sweep.recipe, run, train_options)
+        codes[run.name], interrupted = run_hlat(["train", *train_options, sweep.recipe, *run.overrides])
         if interrupted:
             break
     return [_result(run, codes.get(run.name)) for run in sweep.runs]
@@ -94,16 +107,6 @@ def run_sweep(
 def _result(run: SweepRun, exit_code: int | None = None) -> SweepResult:
     found = list_runs(run.folder) if run.folder.is_dir() else []
     return SweepResult(run, next((one for one in found if one.path == run.folder), None), exit_code)
-
-
-def _train_run(recipe: str, run: SweepRun, options: Sequence[str]) -> tuple[int, bool]:
-    """Train one run; return the exit code of its process, and True if a signal came."""
-    # -P: Python must not import a file hlat.py of the working folder instead of the package.
-    command = [sys.executable, "-P", "-m", "hlat", "train", *options, recipe, *run.overrides]
-    # A process group of its own: Ctrl-C at a terminal would reach it twice, and twice means at once.
-    process = subprocess.Popen(command, process_group=0)
-    with _passing_on(process) as passed:
-        return process.wait(), bool(passed)
 
 
 @contextmanager
@@ -126,15 +129,16 @@ def _passing_on(process: "subprocess.Popen[bytes]") -> Iterator[list[int]]:
 
 
 def array_script(
-    sweep: Sweep, words: Sequence[str], options: Sequence[str], at_once: int | None
+    sweep: Sweep, words: Sequence[str], options: Sequence[str], at_once: int | None, verb: str = "sweep"
 ) -> tuple[str, list[Path]]:
     """Return the batch script of a sweep, and the folders of its output, which Slurm does not make.
 
     Args:
         sweep: an element of the array for each of its runs.
-        words: arguments of ``hlat sweep`` after the recipe: axes, overrides and options, without --slurm.
+        words: arguments of the verb after the recipe: axes, overrides and options, without --slurm.
         options: options of sbatch, as in --time=2:00:00.
         at_once: elements that may run at the same time; None for no limit.
+        verb: of hlat, with the options --to and --only.
 
     Raises:
         LaunchError: an option is wrong; every problem is listed.
@@ -145,7 +149,7 @@ def array_script(
     output = f"--output={str(folder).replace('%', '%%')}/slurm-%a.out"
     head = [f"--job-name={name}", f"--array=0-{len(sweep.runs) - 1}{limit}", output, *options]
     head += slurm.memory_options(options)
-    command = [sys.executable, "-P", "-m", "hlat", "sweep", sweep.recipe, *words, "--to", str(sweep.folder)]
+    command = [sys.executable, "-P", "-m", "hlat", verb, sweep.recipe, *words, "--to", str(sweep.folder)]
     folders, unfit = slurm.output_folders(head, name, Path.cwd())
     named = {"the working folder": str(Path.cwd()), "--to": str(folder), "recipe": sweep.recipe}
     problems = [*slurm.option_problems("--sbatch", "sbatch", options), *unfit]

@@ -1,0 +1,151 @@
+"""Train the runs of a ladder, and read what they have reached.
+
+sizes one after the other, in each the shortest run first:
+finished -> left alone; first of its size -> hlat train RECIPE overrides
+goes on from a shorter one -> fork_run, then hlat train FORK/recipe.yaml, which resumes it too
+a run that fails ends the longer ones of its trunk, and not the others
+
+folders --read_results--> RungResult of each --Ladder of the finished ones--> ladder.json
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hlat.checkpoint import fork_run
+from hlat.config import load_recipe
+from hlat.draft import time_text
+from hlat.forecast import Ladder, LadderRun, conditions_of, sizes_of, write_ladder
+from hlat.ladder.planned_runs import PlannedRun
+from hlat.ladder.record import LadderPlan
+from hlat.reporting import RunRecord, active_seconds, read_run
+from hlat.runtime.errors import CheckpointError, DataError, StorageError
+from hlat.sweep import Sweep, SweepRun, run_hlat
+from hlat.training import check_fork_stages
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RungResult:
+    """A run of a ladder as it stands."""
+
+    run: PlannedRun
+    state: str
+    curve: tuple[tuple[int, float], ...] = ()  # validations: step, loss; those of the trunk before it included
+    seconds: float | None = None  # that its processes ran; None if it has not begun
+    exit_code: int | None = None  # None if it was not started this time
+
+    @property
+    def loss(self) -> float | None:
+        """Validation loss at its end; None before."""
+        return self.curve[-1][1] if self.curve and self.curve[-1][0] >= self.run.steps else None
+
+
+def run_ladder(plan: LadderPlan, say: Say, *, only: int | None = None, options: Sequence[str] = ()) -> list[RungResult]:
+    """Train the runs that are not finished, record the ladder, and return every run as it stands then.
+
+    Args:
+        plan: the runs.
+        say: shows a message to the user.
+        only: number of the size to train, from 0; None trains all.
+        options: options of ``hlat train``, such as ("--nproc", "2").
+    """
+    codes = dict[str, int]()
+    for number, runs in enumerate(plan.by_size()):
+        if only in (None, number) and not _train_size(plan, runs, say, options, codes):
+            break
+    results = read_results(plan, codes)
+    if finished := ladder_of(plan, results):
+        write_ladder(plan.folder, finished)
+    return results
+
+
+def _train_size(
+    plan: LadderPlan, runs: Sequence[PlannedRun], say: Say, options: Sequence[str], codes: dict[str, int]
+) -> bool:
+    """Train the runs of a size; return False if a signal came."""
+    for run in runs:
+        head = f"run {plan.runs.index(run) + 1} of {len(plan.runs)}, {run.name}"
+        if (before := _result(plan, run)).loss is not None:
+            say(f"{head}: loss {before.loss:.4f}, finished before")
+            continue
+        recipe, overrides = plan.target.source, (*plan.target.words, *run.overrides)
+        if run.parent is not None:
+            try:
+                recipe, overrides = _fork(plan, run), ()
+            except (CheckpointError, StorageError) as error:
+                codes[run.name] = error.exit_code
+                say(f"{head}: cannot go on from {run.parent}: {error}")
+                continue
+        expected = "" if run.seconds is None else f", about {time_text(run.seconds)}"
+        say(f"{head}: {run.steps:,} steps{f' from step {run.first:,} of {run.parent}' if run.parent else ''}{expected}")
+        codes[run.name], interrupted = run_hlat(["train", "--quiet", *options, recipe, *overrides], silent=True)
+        if interrupted:
+            return False
+        if (after := _result(plan, run)).loss is None:
+            say(f"{head}: failed with exit code {codes[run.name]}")
+        else:
+            say(f"{head}: loss {after.loss:.4f} after {time_text(after.seconds or 0.0)}")
+    return True
+
+
+def _fork(plan: LadderPlan, run: PlannedRun) -> str:
+    """Fork a run from the one before it, unless that has been done; return its recipe."""
+    folder = plan.folder_of(run)
+    if not folder.exists():
+        fork_run(f"{plan.folder / str(run.parent)}@{run.first}", folder, run.overrides, check=check_fork_stages)
+    return str(folder / "recipe.yaml")
+
+
+def array_of_sizes(plan: LadderPlan) -> Sweep:
+    """Return the ladder as ``array_script`` takes it, a run for each size: its runs need each other's checkpoints."""
+    firsts = [runs[0] for runs in plan.by_size()]
+    device = plan.target.recipe.run.device
+    runs = (SweepRun(run.name, {}, run.overrides, plan.folder_of(run), run.steps, device) for run in firsts)
+    return Sweep(plan.target.source, plan.folder, tuple(runs))
+
+
+def read_results(plan: LadderPlan, codes: Mapping[str, int] | None = None) -> list[RungResult]:
+    """Read the state of every run from its folder; ``codes`` are exit codes of processes by run."""
+    return [_result(plan, run, (codes or {}).get(run.name)) for run in plan.runs]
+
+
+def _result(plan: LadderPlan, run: PlannedRun, code: int | None = None) -> RungResult:
+    record = _record(plan.folder_of(run))
+    if record is None:
+        return RungResult(run, "not begun", exit_code=code)
+    curve, at = _losses(record), run
+    while at.parent is not None:
+        # A fork has no lines of the steps before it.
+        trunk = next(one for one in plan.runs if one.name == at.parent)
+        before = _record(plan.folder_of(trunk))
+        shared = {} if before is None else {step: loss for step, loss in _losses(before).items() if step <= at.first}
+        curve, at = {**shared, **curve}, trunk
+    points = tuple(sorted((step, loss) for step, loss in curve.items() if step <= run.steps))
+    return RungResult(run, record.status.state, points, active_seconds(record), code)
+
+
+def _record(folder: Path) -> RunRecord | None:
+    try:
+        return read_run(folder)
+    except DataError:
+        return None
+
+
+def _losses(record: RunRecord) -> dict[int, float]:
+    steps, losses = record.metrics.get("val_loss", ((), ()))
+    return {int(step): float(loss) for step, loss in zip(steps, losses, strict=True)}
+
+
+def ladder_of(plan: LadderPlan, results: Sequence[RungResult]) -> Ladder | None:
+    """Return the ladder of the finished runs; None if there are none."""
+    runs = []
+    for result in results:
+        if result.loss is not None:
+            run = result.run
+            trunk = next(one for one in plan.by_size() if run in one)[0]
+            sizes = sizes_of(load_recipe(plan.target.source, [*plan.target.words, *trunk.overrides]))
+            curve = tuple((step / run.steps, loss) for step, loss in result.curve)
+            runs.append(LadderRun(run.name, sizes, run.tokens, result.loss, curve))
+    return Ladder(tuple(runs), conditions_of(plan.target.recipe)) if runs else None

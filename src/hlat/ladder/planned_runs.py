@@ -1,0 +1,136 @@
+"""The runs of one size of a ladder: the recipe with the sizes of a smaller model, and its schedule scaled in time.
+
+    Target, Shape, tokens per parameter --runs_of_size--> PlannedRuns, each an ``hlat train`` with overrides, or a fork
+
+With the schedule wsd, a longer run goes on from the last step of the shorter one before its decay:
+
+    run 1  warm-up, peak rate ......... | decay
+    run 2                               | peak rate .................. | decay
+
+It has the bits of a run that was trained alone: up to there both had the same rates. Other schedules fall from the
+first step on, and each of their runs is trained alone.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, sqrt
+from pathlib import Path
+from typing import Any
+
+from hlat.config import Recipe
+from hlat.ladder.shapes import Shape
+from hlat.model import flops_per_token
+from hlat.planner import peak_rate
+
+_VALIDATIONS, _SAVES = 20, 4  # of a run, on its way
+
+
+@dataclass(frozen=True)
+class Target:
+    """The recipe that a ladder is for."""
+
+    recipe: Recipe  # with every value that its run would choose
+    source: str  # file, or the name of a shipped recipe
+    words: tuple[str, ...]  # overrides
+    gives_rate: bool  # False: its peak rate is that of a law of size and tokens
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run of a ladder, as it will be started."""
+
+    name: str  # of its folder: width x layers - steps
+    parameters: int
+    tokens: int
+    steps: int
+    flops: float  # per token
+    overrides: tuple[str, ...]  # of the recipe; with a parent, of the parent's recipe
+    validations: int  # that it does itself
+    parent: str | None = None  # run of the same size from whose checkpoint it goes on
+    first: int = 0  # step of that checkpoint
+    seconds: float | None = None  # expected, of what it does itself
+
+    @property
+    def own_tokens(self) -> float:
+        """Tokens of the steps that it does itself."""
+        return self.tokens * (1 - self.first / self.steps)
+
+
+def runs_of_size(target: Target, shape: Shape, ratios: Sequence[float], folder: Path) -> list[PlannedRun]:
+    """Return the runs of a size, one for each number of tokens per parameter, the shortest first."""
+    recipe = target.recipe
+    lengths = sorted({ceil(ratio * shape.parameters / recipe.tokens_per_step) for ratio in ratios})
+    fields = _common_fields(target, shape, lengths, folder)
+    flops = flops_per_token(shape.of(recipe.model), recipe.data.sequence_length)
+    runs = list[PlannedRun]()
+    for steps in lengths:
+        name = f"{shape.name}-{steps}"
+        before = runs[-1] if runs and has_trunk(recipe) else None
+        first = 0 if before is None else before_decay(recipe, before.steps)
+        own = _length_fields(recipe, steps)
+        if before is None:
+            own |= {**fields, "schedule.warmup_steps": _warmup(recipe, lengths, steps), "run.dir": str(folder / name)}
+        every = max(1, steps // _VALIDATIONS)
+        validations = ceil(steps / every) - first // every
+        words = tuple(f"{path}={json.dumps(value)}" for path, value in own.items())
+        parent = None if before is None else before.name
+        tokens = steps * recipe.tokens_per_step
+        runs.append(PlannedRun(name, shape.parameters, tokens, steps, flops, words, validations, parent, first))
+    return runs
+
+
+def has_trunk(recipe: Recipe) -> bool:
+    """Return True if runs of different lengths have the same rates up to their decays."""
+    return recipe.schedule.kind == "wsd" and recipe.schedule.horizon_steps is None
+
+
+def before_decay(recipe: Recipe, steps: int) -> int:
+    """Return the last step of a wsd run of that length that has the peak rate."""
+    return steps - max(1, round(recipe.schedule.decay_fraction * steps))
+
+
+def _common_fields(target: Target, shape: Shape, lengths: Sequence[int], folder: Path) -> dict[str, Any]:
+    """Return the fields that all runs of a size share."""
+    recipe = target.recipe
+    rate = recipe.optimizer.lr
+    if not target.gives_rate:
+        # One for all lengths, of which a wsd run has several.
+        tokens = sqrt(lengths[0] * lengths[-1]) * recipe.tokens_per_step
+        per_token = flops_per_token(shape.of(recipe.model), recipe.data.sequence_length)
+        rate = peak_rate(per_token * tokens, tokens, trained=False)
+    return {
+        **{f"model.{name}": value for name, value in shape.fields.items()},
+        "batch.global_batch": recipe.batch.global_batch,
+        "optimizer.lr": rate,
+        # A small model needs neither the target's layout nor its recomputation.
+        "parallel": {},
+        "memory": {},
+        "training.tokens": None,
+        "training.stop_after": None,
+        "data.prepared_dir": recipe.data.prepared_dir or str(folder / "data"),
+    }
+
+
+def _length_fields(recipe: Recipe, steps: int) -> dict[str, Any]:
+    """Return the fields that depend on the length of a run."""
+    kept = before_decay(recipe, steps) if has_trunk(recipe) else steps
+    # A save at the step from which a longer run goes on, and at equal parts of the way there.
+    saves = max(count for count in range(1, _SAVES + 1) if kept % count == 0)
+    checkpoint = {"every_steps": kept // saves, "keep_last": 2, "keep_every_steps": kept}
+    horizon = recipe.schedule.horizon_steps
+    return {
+        "training.steps": steps,
+        # On all of the validation set: the law is fitted to differences of thousandths.
+        "evaluation": {"every_steps": max(1, steps // _VALIDATIONS), "sequences": None},
+        "checkpoint": checkpoint,
+        **({} if horizon is None else {"schedule.horizon_steps": ceil(horizon * steps / recipe.total_steps)}),
+    }
+
+
+def _warmup(recipe: Recipe, lengths: Sequence[int], steps: int) -> int:
+    """Return the steps of warm-up: the target's share of the run; with a trunk, one number for all of its runs."""
+    share = recipe.schedule.warmup_steps / recipe.total_steps
+    if not has_trunk(recipe):
+        return ceil(share * steps)
+    return min(ceil(share * sqrt(lengths[0] * lengths[-1])), before_decay(recipe, lengths[0]) - 1)
