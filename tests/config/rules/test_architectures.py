@@ -35,8 +35,9 @@ def test_everything_wrong_with_options_is_said_at_once() -> None:
     found = problems(architecture="olmo2", qkv_bias=True, qk_norm=True, sliding_window=5)
     assert set(found) == {"model.qkv_bias", "model.qk_norm", "model.sliding_window"}
     assert "do not have it" in found["model.sliding_window"]
-    assert "model.architecture=gemma2 or gemma3_text or ministral or mistral or olmo3" in found["model.sliding_window"]
-    assert "model.architecture=llama or qwen2 or qwen3" in found["model.qkv_bias"]
+    having = "gemma2 or gemma3_text or gpt_oss or ministral or mistral or olmo3 or phi3"
+    assert f"model.architecture={having}" in found["model.sliding_window"]
+    assert "model.architecture=gpt_oss or llama or qwen2 or qwen3" in found["model.qkv_bias"]
     assert "always have it" in problems(architecture="qwen2", qkv_bias=False)["model.qkv_bias"]
     assert set(problems(architecture="qwen3", sliding_window=0)) == {"model.sliding_window"}
 
@@ -51,6 +52,7 @@ def test_a_window_as_long_as_the_sequence_is_none() -> None:
     assert (model.window(8), model.window(9)) == (None, 8)
 
 
+PHI3 = {"architecture": "phi3", "layer_types": None}
 LOCAL = {"architecture": "olmo3", "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 
 
@@ -73,6 +75,13 @@ def test_patterns_are_repeated_over_the_layers() -> None:
         ({"architecture": "smollm3", "layer_types": ["full_attention"]}, "model.layer_types"),
         ({"rope_layers": [True]}, "model.rope_layers"),
         ({"query_pre_attn_scalar": 8}, "model.query_pre_attn_scalar"),
+        ({"attention_sinks": True}, "model.attention_sinks"),
+        ({"architecture": "gpt_oss", "attention_sinks": False}, "model.attention_sinks"),
+        ({"rope": {"partial_rotary_factor": 0.5}}, "model.rope.partial_rotary_factor"),
+        ({"local_rope": {"partial_rotary_factor": 0.5}}, "model.local_rope.partial_rotary_factor"),
+        ({**PHI3, "rope": {"partial_rotary_factor": 0.4}}, "model.rope.partial_rotary_factor"),
+        ({**PHI3, "rope": {"partial_rotary_factor": 0.1}}, "model.rope.partial_rotary_factor"),
+        ({**PHI3, "rope": {"scaling": {"kind": "linear", "factor": 2.0}}}, "model.rope.scaling.kind"),
     ],
 )
 def test_patterns_and_windows_have_to_fit(changes: dict[str, Any], path: str) -> None:

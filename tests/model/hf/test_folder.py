@@ -275,3 +275,29 @@ def test_a_llama_with_attention_bias_is_imported_only_if_its_output_bias_is_zero
     theirs.save_pretrained(tmp_path / "nonzero")
     with pytest.raises(CheckpointError, match=r"layers\.1\.self_attn\.o_proj\.bias: is not zero"):
         read_hf(tmp_path / "nonzero")
+
+
+@pytest.mark.parametrize("router", [1.0, None])
+def test_a_router_that_chooses_among_one_expert_has_no_effect(tmp_path: Path, router: float | None) -> None:
+    config = config_of("gpt-oss")
+    folder = write_hf(tmp_path / "model", config, canonical_of(config))
+    tensors = load_file(folder / "model.safetensors")
+    routed = {name: tensor for name, tensor in tensors.items() if ".router." in name}
+    assert len(routed) == 2 * config.layers and not any(tensor.any() for tensor in routed.values())
+    kept = {name: tensor for name, tensor in tensors.items() if name not in routed}
+    changed = {} if router is None else {name: tensor + router for name, tensor in routed.items()}
+    save_file(kept | changed, folder / "model.safetensors")
+    assert_identical(dict(read_hf(folder)[1]), canonical_of(config))
+
+
+def test_a_fused_tensor_is_checked_under_its_own_name(tmp_path: Path) -> None:
+    config = config_of("phi3")
+    folder = write_hf(tmp_path / "model", config, canonical_of(config))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.self_attn.qkv_proj.weight"] = torch.zeros(190, 64)
+    del tensors["model.layers.0.mlp.gate_up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError) as error:
+        read_hf(folder)
+    assert "model.layers.1.self_attn.qkv_proj.weight: is 190 x 64, the model has 192 x 64" in str(error.value)
+    assert "model.layers.0.mlp.gate_up_proj.weight: missing, expected 352 x 64" in str(error.value)

@@ -158,7 +158,7 @@ ROPE: list[tuple[dict[str, Any], str | None]] = [
     ),
     ({"rope_scaling": {**YARN, "short_factor": [1.0]}}, "rope_scaling.short_factor"),
     ({"rope_parameters": ..., "rope_scaling": LLAMA3}, "original_max_position_embeddings: is required"),
-    ({"rope_parameters": ..., "partial_rotary_factor": 0.5, "rope_scaling": LINEAR}, "rotates whole heads"),
+    ({"rope_parameters": ..., "partial_rotary_factor": 0.5, "rope_scaling": LINEAR}, "whole heads are rotated"),
 ]
 WINDOWS: dict[str, list[tuple[dict[str, Any], str | None]]] = {
     "mistral": [
