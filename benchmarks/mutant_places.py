@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path("src/hlat")
 
 FILES: dict[str, tuple[str, ...]] = {
-    "optim": ("optim/adamw*.py", "optim/cpu_kernels.py", "optim/base.py"),
+    "optim": ("optim/adamw*.py", "optim/cpu_kernels.py", "optim/base.py", "optim/schedules.py"),
     "parallel": ("parallel/**/*.py",),
     "training": ("training/**/*.py",),
     "checkpoint": ("checkpoint/**/*.py",),

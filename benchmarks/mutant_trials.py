@@ -17,6 +17,7 @@ from mutant_places import ROOT, SOURCE, faulty
 # file or folder -> the test files about it, the fastest first; the first pattern that matches is taken
 NEAR: dict[str, str] = {
     "optim/base.py": "optim/test_adamw training/test_witness",
+    "optim/schedules.py": "optim/test_adamw config/test_stages training/test_witness",
     "optim/adamw.py": "optim/test_adamw optim/test_adamw_bf16 optim/test_restart training/test_witness "
     "optim/test_kernels",
     "optim/": "optim/test_kernels optim/test_adamw_bf16 optim/test_restart",

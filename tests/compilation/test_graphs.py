@@ -4,11 +4,19 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from hlat.compilation import graphs
+from hlat.config import Recipe
+from hlat.optim import rate_at
+from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.errors import LaunchError
 from tests.support.commands import hlat
+from tests.support.training.staged import staged
 
 COUNTERS = "HLAT_TEST_COUNTERS"
 
@@ -75,3 +83,16 @@ def test_a_run_on_a_cpu_finds_its_graphs_also_elsewhere_and_another_width_does_n
         assert misses == 0 and libraries(folder) == built, "nothing is compiled"
     _, _, misses = trained(words, tmp_path / "wider", elsewhere, "model.intermediate_size=128", "training.steps=1")
     assert misses >= 3
+
+
+def test_each_stage_of_a_run_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its rows and its layout; what torch makes of one is counted above."""
+    compiled = list[Recipe]()
+    monkeypatch.setattr(graphs, "_compile", lambda recipe, runtime: compiled.append(recipe))
+    runtime: Any = SimpleNamespace(ranks=HostGroup(), device=torch.device("cpu"), world=1)
+    recipe = staged(world=2, run={"compile": "blocks", "device": "cpu"})
+    graphs.compile_graphs(recipe, runtime)
+    assert [each.data.sequence_length for each in compiled] == [32, 32, 128]
+    assert all(rate_at(each, 1) > 0 for each in compiled), "any step can be computed"
+    with pytest.raises(LaunchError, match="nothing to compile"):
+        graphs.compile_graphs(staged(world=2, run={"compile": "none", "device": "cpu"}), runtime)

@@ -26,8 +26,8 @@ CEILINGS = {
     # parts of the user's own, defaults that give way, names of other programs, own names of Hugging Face;
     # stages (400 lines), seven families and their layers, scalings of RoPE, transfer
     "config": (5030, 49100),
-    # what each stage reads of a source
-    "data": (9330, 99900),
+    # what each stage reads of a source, and files that two of its texts share
+    "data": (9350, 100300),
     # corpora of several paths and formats are drafted as sources
     "draft": (490, 5300),
     # tasks that are functions
@@ -48,15 +48,17 @@ CEILINGS = {
     # a plan of each stage
     "planner": (5400, 59900),
     "rehearsal": (1506, 15400),
-    # lists that are cut, with a count; a headline, what happened in sentences, a summary in Markdown
-    "reporting": (1450, 16400),
+    # lists that are cut, with a count; a headline, what happened in sentences, a summary in Markdown;
+    # the stage of a run
+    "reporting": (1460, 16600),
     "resilience": (1120, 11975),
     "runtime": (5311, 47677),
     "sweep": (289, 3267),
     # time left with validations and saves, own trackers
     "tracking": (1500, 15050),
-    # own parts are checked and recorded; the last save of a small run; stages, each built as a resumed run
-    "training": (3400, 33900),
+    # own parts are checked and recorded; the last save of a small run; stages, each built as a resumed run, and what is
+    # known of their text before
+    "training": (3450, 34400),
 }
 
 

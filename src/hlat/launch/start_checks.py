@@ -26,7 +26,7 @@ from hlat.runtime.backend import torch_private
 from hlat.runtime.backend.table import absent_device, expects_accelerator
 from hlat.runtime.errors import LaunchError, PlanError
 from hlat.runtime.storage.hub import CONFIG_FILES, HubError, HubModel
-from hlat.runtime.storage.local_files import broken_link
+from hlat.runtime.storage.local_files import absence, broken_link, nearest_folder
 from hlat.runtime.storage.run_folder import RECIPE_NAME, is_foreign_recipe
 from hlat.runtime.terminal import plural
 from hlat.runtime.urls import is_url
@@ -100,29 +100,6 @@ class StartPlace:
 def sections_of(recipe: Recipe) -> dict[str, Any]:
     """Return the sections of a recipe by name."""
     return {name: getattr(recipe, name) for name in type(recipe).model_fields}
-
-
-def absence(path: str) -> str:
-    """Return why a file or folder of the user cannot be used, without a full stop; empty if it is there."""
-    try:
-        Path(path).stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return f"there is nothing (looked in {Path.cwd()})"
-    except OSError as error:
-        return f"it cannot be accessed: {error.strerror}"
-    return ""
-
-
-def nearest_folder(path: Path) -> Path:
-    """Return the path or its nearest parent that exists; PermissionError if a parent may not be entered."""
-    path = path.absolute()
-    for each in (path, *path.parents):
-        try:
-            each.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        return each
-    return Path("/")
 
 
 def check_inputs_given(place: StartPlace) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: pure functions of a step, so that a resumed run needs no state of a scheduler. No torch.
+"""Learning-rate schedules: pure functions of a step, so a resumed run needs no state of a scheduler. No torch.
 
 schedule section, peak, horizon, step --learning_rate--> rate
 recipe of a run or of a placed stage, step --rate_at--> rate

@@ -84,9 +84,7 @@ def test_a_text_under_two_paths_and_one_that_is_too_short_for_its_stages_are_ref
     assert "first.txt" in found["stages.3.data"] and "Write the path alike" in found["stages.3.data"]
 
 
-def test_a_run_that_no_command_has_checked_finds_the_same_of_later_texts_before_its_first_is_prepared(
-    content, tmp_path
-):
+def test_a_run_that_no_command_has_checked_finds_the_same_before_its_first_text_is_prepared(content, tmp_path):
     first = parse_recipe(content, world=1).each_stage()[0]
     check_later_texts(first)
     content["stages"][1]["data"]["path"] = "nowhere"

@@ -159,6 +159,29 @@ def broken_link(path: Path) -> str:
     return ""
 
 
+def absence(path: str) -> str:
+    """Return why a file or folder of the user cannot be used, without a full stop; empty if it is there."""
+    try:
+        Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return f"there is nothing (looked in {Path.cwd()})"
+    except OSError as error:
+        return f"it cannot be accessed: {error.strerror}"
+    return ""
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return the path or its nearest parent that exists; PermissionError if a parent may not be entered."""
+    path = path.absolute()
+    for each in (path, *path.parents):
+        try:
+            each.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        return each
+    return Path("/")
+
+
 def _wide_text(head: bytes) -> FileContent | None:
     """Recognise UTF-16 or UTF-32 without a byte order mark, by the zero bytes of its ASCII characters."""
     if b"\0" not in head:
