@@ -270,9 +270,10 @@ def coordinate_lines(table: CoordinateTable) -> Iterator[str]:
                 yield f"{row.quantity:19} {_cells(row)} {_cells(change_of[row.quantity])}".rstrip()
         if not rows[0].has_rule:
             yield f"The recipe has no rule for {axis}: optimizer.transfer."
-    yield ""
-    names = listed([f"{row.quantity} ({row.axis})" for row in table.broken], 3)
-    yield f"Not as the rule promises: {names}." if names else "All that the recipe's rule is about stays."
+    if any(row.has_rule for row in table.rows):
+        names = listed([f"{row.quantity} ({row.axis})" for row in table.broken], 3)
+        yield ""
+        yield f"Not as the rule promises: {names}." if names else "All that the recipe's rule is about stays."
 
 
 def _cells(row: CoordinateRow) -> str:
@@ -282,4 +283,5 @@ def _cells(row: CoordinateRow) -> str:
 def coordinates_json(table: CoordinateTable) -> dict[str, Any]:
     """Return a table as JSON values."""
     rows = [asdict(row) | {"verdict": row.verdict} for row in table.rows]
-    return {**asdict(table), "bound": BOUND, "rows": rows, "holds": not table.broken}
+    holds = not table.broken if any(row.has_rule for row in table.rows) else None  # there is nothing to hold
+    return {**asdict(table), "bound": BOUND, "rows": rows, "holds": holds}
