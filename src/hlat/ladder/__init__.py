@@ -11,5 +11,5 @@ if TYPE_CHECKING:
     from hlat.ladder.coordinates import *
 
 __getattr__ = lazily(
-    __name__, {"coordinates": "CoordinateTable DEPTHS STEPS WIDTHS coordinate_lines coordinate_table coordinates_json"}
+    __name__, {"coordinates": "CoordinateTable STEPS WIDTHS coordinate_lines coordinate_table coordinates_json"}
 )

@@ -38,7 +38,7 @@ from hlat.model import Decoder
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
 from hlat.runtime.distributed.join import Runtime
-from hlat.runtime.terminal import listed
+from hlat.runtime.terminal import listed, wrapped
 from hlat.training import accumulate_gradients, update
 
 WIDTHS, DEPTHS, STEPS = (64, 128, 256, 512, 1024), (2, 4, 8, 16, 32), 5
@@ -273,7 +273,9 @@ def coordinate_lines(table: CoordinateTable) -> Iterator[str]:
     if any(row.has_rule for row in table.rows):
         names = listed([f"{row.quantity} ({row.axis})" for row in table.broken], 3)
         yield ""
-        yield f"Not as the rule promises: {names}." if names else "All that the recipe's rule is about stays."
+        yield from wrapped(
+            f"Not as the rule promises: {names}." if names else "All that the recipe's rule is about stays.", 80, 2
+        )
 
 
 def _cells(row: CoordinateRow) -> str:
