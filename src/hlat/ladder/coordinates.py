@@ -38,7 +38,7 @@ from hlat.model import Decoder
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
 from hlat.runtime.distributed.join import Runtime
-from hlat.runtime.terminal import listed
+from hlat.runtime.terminal import listed, wrapped
 from hlat.training import accumulate_gradients, update
 
 WIDTHS, DEPTHS, STEPS = (64, 128, 256, 512, 1024), (2, 4, 8, 16, 32), 5
@@ -270,9 +270,12 @@ def coordinate_lines(table: CoordinateTable) -> Iterator[str]:
                 yield f"{row.quantity:19} {_cells(row)} {_cells(change_of[row.quantity])}".rstrip()
         if not rows[0].has_rule:
             yield f"The recipe has no rule for {axis}: optimizer.transfer."
-    yield ""
-    names = listed([f"{row.quantity} ({row.axis})" for row in table.broken], 3)
-    yield f"Not as the rule promises: {names}." if names else "All that the recipe's rule is about stays."
+    if any(row.has_rule for row in table.rows):
+        names = listed([f"{row.quantity} ({row.axis})" for row in table.broken], 3)
+        yield ""
+        yield from wrapped(
+            f"Not as the rule promises: {names}." if names else "All that the recipe's rule is about stays.", 80, 2
+        )
 
 
 def _cells(row: CoordinateRow) -> str:
@@ -282,4 +285,5 @@ def _cells(row: CoordinateRow) -> str:
 def coordinates_json(table: CoordinateTable) -> dict[str, Any]:
     """Return a table as JSON values."""
     rows = [asdict(row) | {"verdict": row.verdict} for row in table.rows]
-    return {**asdict(table), "bound": BOUND, "rows": rows, "holds": not table.broken}
+    holds = not table.broken if any(row.has_rule for row in table.rows) else None  # there is nothing to hold
+    return {**asdict(table), "bound": BOUND, "rows": rows, "holds": holds}
