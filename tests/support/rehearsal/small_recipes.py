@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {
 
 
 def recipe_of(world: int = 1, **sections: dict[str, Any]) -> Recipe:
-    """The small recipe with some fields of some sections replaced; up to two data-parallel ranks have two micro-batches."""
+    """The small recipe with some fields of some sections replaced; one or two ranks have few micro-batches."""
     content = {name: {**SMALL.get(name, {}), **sections.get(name, {})} for name in {*SMALL, *sections}}
     if world <= 2 and "batch" not in sections:
         content["batch"]["micro_batch"] = 4 // world  # what is rehearsed costs time for each operation, however small
