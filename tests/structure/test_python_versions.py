@@ -13,13 +13,18 @@ ROOT = Path(__file__).resolve().parents[2]
 STARTING = {"Process", "Pool", "Manager", "Queue", "SimpleQueue", "JoinableQueue"}
 
 
+def last_name(node: ast.AST) -> str:
+    """The last part of a dotted name; writing all calls of all files as text takes seconds."""
+    return getattr(node, "attr", "") or getattr(node, "id", "")
+
+
 def started_without_a_method(tree: ast.AST) -> Iterator[ast.AST]:
     """Processes of ``multiprocessing`` itself, not of a context; executors without a context."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "multiprocessing":
             if STARTING & {name.name for name in node.names}:
                 yield node
-        elif isinstance(node, ast.Call):
+        elif isinstance(node, ast.Call) and last_name(node.func) in {*STARTING, "ProcessPoolExecutor"}:
             called = ast.unparse(node.func)
             has_context = len(node.args) > 1 or "mp_context" in {word.arg for word in node.keywords}
             started = called in {f"multiprocessing.{name}" for name in STARTING}

@@ -40,7 +40,9 @@ def test_cached_generation_equals_uncached_and_transformers(family: str, coalesc
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("chunks", [[20], [1] * 20, [7, 6, 1, 6], [1, 19]])
+@pytest.mark.parametrize(
+    "chunks", [[7, 6, 1, 6], *(pytest.param(each, marks=pytest.mark.slow) for each in ([20], [1] * 20, [1, 19]))]
+)
 @torch.no_grad()
 def test_a_prompt_in_chunks_of_any_size_gives_the_same_logits(family: str, chunks: list[int]) -> None:
     config = config_of(family)

@@ -23,8 +23,8 @@ SMALL: dict[str, Any] = {
 
 
 def recipe_of(world: int = 1, **sections: dict[str, Any]) -> Recipe:
-    """The small recipe with some fields of some sections replaced; one process has two micro-batches."""
+    """The small recipe with some fields of some sections replaced; one or two ranks have few micro-batches."""
     content = {name: {**SMALL.get(name, {}), **sections.get(name, {})} for name in {*SMALL, *sections}}
-    if world == 1 and "batch" not in sections:
-        content["batch"]["micro_batch"] = 4  # what is rehearsed costs time for each operation, however small
+    if world <= 2 and "batch" not in sections:
+        content["batch"]["micro_batch"] = 4 // world  # what is rehearsed costs time for each operation, however small
     return parse_recipe(content, world=world)
