@@ -23,7 +23,7 @@ from hlat.ladder.shapes import Shape
 from hlat.model import flops_per_token
 from hlat.planner import peak_rate
 
-_VALIDATIONS, _SAVES = 20, 4  # of a run, on its way
+_VALIDATIONS, _SAVES = 20, 2  # of a run, on its way
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ def _length_fields(recipe: Recipe, steps: int) -> dict[str, Any]:
     kept = before_decay(recipe, steps) if has_trunk(recipe) else steps
     # A save at the step from which a longer run goes on, and at equal parts of the way there.
     saves = max(count for count in range(1, _SAVES + 1) if kept % count == 0)
-    checkpoint = {"every_steps": kept // saves, "keep_last": 2, "keep_every_steps": kept}
+    # A small state is written faster than a helper process starts.
+    checkpoint = {"every_steps": kept // saves, "keep_last": 2, "keep_every_steps": kept, "background": False}
     horizon = recipe.schedule.horizon_steps
     return {
         "training.steps": steps,

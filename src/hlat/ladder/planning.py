@@ -80,7 +80,7 @@ def plan_ladder(
 
         def probe(run: PlannedRun) -> Speed:
             say(f"measuring steps of {run.name.partition('-')[0]}")
-            return probe_run(target, run, folder, options)
+            return probe_run(target, run, folder, tokens, options)
 
         runs, speeds = _within(target, axes, folder, seconds, probe, tokens)
         runs = [replace(run, seconds=speeds.seconds(run)) for run in runs]
