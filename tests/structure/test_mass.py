@@ -34,6 +34,7 @@ CEILINGS = {
     "evaluation": (2460, 26800),
     "forecast": (600, 6000),
     "hardware": (910, 9650),  # prices.py reads files of quotes: 160 lines for its columns, choices and mistakes
+    "ladder": (205, 2480),  # coordinate checks
     # memory before a start, options and paths of Kubernetes, memory and names of Slurm's jobs
     "launch": (7080, 69500),
     # windows and rotations per layer, Gemma, capped scores, scalings of RoPE, the table of scales

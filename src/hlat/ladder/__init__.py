@@ -1,4 +1,4 @@
-"""Ladders: small models of a recipe's form, trained to foretell the large one.
+"""Ladders: small models of a recipe's form, trained to foretell the large one; and the proof of its transfer rule.
 
 shapes.py        smaller models of the same form
 planned_runs.py  runs of one size, with the schedule scaled in time
@@ -8,6 +8,7 @@ record.py        the design in the ladder's folder
 planning.py      a question becomes a ladder that can be trained
 execution.py     the runs, one after the other, and what they have reached
 results.py       tables, the law, and the forecast
+coordinates.py   sizes of activations and of their changes in the first steps, over widths and depths
 """
 
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
+    from hlat.ladder.coordinates import *
     from hlat.ladder.execution import *
     from hlat.ladder.planning import *
     from hlat.ladder.record import *
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
+        "coordinates": "CoordinateTable DEPTHS STEPS WIDTHS coordinate_lines coordinate_table coordinates_json",
         "execution": "RungResult array_of_sizes read_results run_ladder",
         "planning": "LadderQuestion plan_ladder",
         "record": "LadderPlan",
