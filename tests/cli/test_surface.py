@@ -125,6 +125,10 @@ SURFACE = {
     "fork": {"run", "overrides", "--to"},
     "quickstart": {"--to", "--steps", "--verbose"},
     "init": {"texts", "--to", "--time", "--from", "--model", "--text-column", "--name", "--device"},
+    "ladder": {
+        *("recipe", "overrides", "--budget", "--flops", "--sizes", "--tokens", "--to", "--nproc", "--only", "--list"),
+        *("--json", "--slurm", "--at-once", "--set", "--dry-run", "--coordinates"),
+    },
     "sweep": {
         *("recipe", "axes", "--to", "--nproc", "--only", "--list", "--json"),
         *("--slurm", "--at-once", "--set", "--dry-run"),

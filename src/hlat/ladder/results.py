@@ -113,7 +113,8 @@ class LadderReport:
             yield f"  {name:5} {rounded_text(value)}, 4 of 5 from {rounded_text(low)} to {rounded_text(high)}"
         recipe, end = self.plan.target.recipe, self._forecast.end
         size = f"{_count(sizes_of(recipe)['total'])} parameters on {_count(recipe.total_tokens)} tokens"
-        yield f"forecast for {size}: loss {end.loss:.4f}, 4 of 5 from {end.low:.4f} to {end.high:.4f}"
+        yield f"forecast for {size}:"
+        yield f"  loss  {end.loss:.4f}, 4 of 5 from {end.low:.4f} to {end.high:.4f}"
         yield f"recorded in {self.plan.folder / LADDER_FILE}"
 
     def constants(self) -> dict[str, tuple[float, float, float]]:
