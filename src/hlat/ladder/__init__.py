@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "coordinates": "CoordinateTable DEPTHS STEPS WIDTHS coordinate_lines coordinate_table coordinates_json",
-        "execution": "RungResult array_of_sizes read_results run_ladder",
+        "coordinates": "CoordinateTable STEPS WIDTHS coordinate_lines coordinate_table coordinates_json",
+        "execution": "array_of_sizes read_results run_ladder",
         "planning": "LadderQuestion plan_ladder",
         "record": "LadderPlan",
         "results": "LadderReport design_lines",

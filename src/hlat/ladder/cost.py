@@ -1,4 +1,4 @@
-"""What a run of a ladder costs: seconds, from steps of some sizes measured on this machine.
+"""Cost of a run of a ladder: seconds, from steps of some sizes measured on this machine.
 
     sizes --probe: some steps by hlat train--> Speed each --Speeds.seconds--> seconds of a PlannedRun
 

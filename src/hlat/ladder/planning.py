@@ -77,6 +77,7 @@ def plan_ladder(
     else:
         say("preparing text")
         tokens = _prepare(target, next(candidates(target, axes, folder))[0], progress)
+        target = replace(target, validation_tokens=tokens)
 
         def probe(run: PlannedRun) -> Speed:
             say(f"measuring steps of {run.name.partition('-')[0]}")
