@@ -1,7 +1,7 @@
 """``hlat ladder``: small runs of a recipe, the law of loss that they give, and the forecast of the recipe.
 
 recipe, --budget -> design -> runs, here or as elements of a job array -> table, law, forecast, ladder.json
---dry-run: the design alone; --list: what the runs have reached
+--dry-run: the design alone; --list: what the runs have reached; --coordinates: the check of optimizer.transfer
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from hlat.cli.options import DryRunOption, JsonOption, SbatchOption
-from hlat.cli.terminal import OverridesArgument, RecipeArgument, data_progress, ready, say
+from hlat.cli.terminal import OverridesArgument, RecipeArgument, data_progress, opening_line, ready, say
 from hlat.cli.train import submit_array
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.terminal import plural
@@ -48,11 +48,20 @@ def ladder(
     ] = None,
     sbatch: SbatchOption = None,
     dry_run: DryRunOption = False,
+    coordinates: Annotated[
+        bool,
+        typer.Option(
+            "--coordinates", help="Instead: check optimizer.transfer by a few steps of small models, a minute."
+        ),
+    ] = False,
 ) -> None:
     """Train small models of a recipe, and forecast its loss from them. The same command again goes on.
 
     With --budget, text is prepared and steps of some sizes are measured first, also by --dry-run.
     """
+    if coordinates:
+        _check_coordinates(recipe, overrides or [], as_json=as_json)
+        return
     from hlat.ladder import (
         LadderQuestion,
         LadderReport,
@@ -89,3 +98,14 @@ def ladder(
     say(json.dumps(report.to_dict(), indent=2) if as_json else "\n".join(report.lines()))
     failed = [result.exit_code for result in results if result.exit_code]
     raise typer.Exit(failed[-1] if failed else 0)
+
+
+def _check_coordinates(recipe: str, overrides: list[str], *, as_json: bool) -> None:
+    from hlat.config import load_recipe
+    from hlat.ladder import coordinate_lines, coordinate_table, coordinates_json
+
+    ready(works=True)
+    with opening_line("measuring", draws=not as_json):
+        table = coordinate_table(load_recipe(recipe, overrides))
+    say(json.dumps(coordinates_json(table), indent=2) if as_json else "\n".join(coordinate_lines(table)))
+    raise typer.Exit(1 if table.broken else 0)

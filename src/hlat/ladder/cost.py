@@ -1,4 +1,4 @@
-"""What a run of a ladder costs: seconds, from steps of some sizes measured on this machine.
+"""Cost of a run of a ladder: seconds, from steps of some sizes measured on this machine.
 
     sizes --probe: some steps by hlat train--> Speed each --Speeds.seconds--> seconds of a PlannedRun
 
@@ -84,7 +84,7 @@ def measure(
     return speeds
 
 
-def probe_run(target: Target, run: PlannedRun, folder: Path, options: Sequence[str]) -> Speed:
+def probe_run(target: Target, run: PlannedRun, folder: Path, validation_tokens: int, options: Sequence[str]) -> Speed:
     """Train some steps of a run of the ladder in a folder of its own, which is removed; LaunchError if that fails."""
     recipe = target.recipe
     batch = recipe.batch.global_batch
@@ -101,12 +101,14 @@ def probe_run(target: Target, run: PlannedRun, folder: Path, options: Sequence[s
         "schedule.horizon_steps=null",
         f"batch.global_batch={batch}",
         f"evaluation={{every_steps: null, sequences: {sequences}}}",
-        "checkpoint={every_steps: null}",
+        "checkpoint={every_steps: null, background: false}",
         f"run.dir={place}",
     ]
     rmtree(place, ignore_errors=True)
     began = time.monotonic()
-    code, interrupted = run_hlat(["train", "--quiet", *options, target.source, *target.words, *run.overrides, *words])
+    code, interrupted = run_hlat(
+        ["train", "--quiet", *options, target.source, *target.words, *run.overrides, *words], silent=True
+    )
     wall = time.monotonic() - began
     if interrupted:
         raise KeyboardInterrupt
@@ -115,11 +117,9 @@ def probe_run(target: Target, run: PlannedRun, folder: Path, options: Sequence[s
     lines = [line["seconds"] for line in read_metrics(place / "metrics.jsonl")]
     rmtree(place, ignore_errors=True)
     validation = sum(line.get("evaluation", 0.0) for line in lines)
-    steps = [sum(seconds for phase, seconds in line.items() if phase != "evaluation") for line in lines]
-    tokens = batch * recipe.data.sequence_length
-    return Speed(
-        flops=run.flops,
-        start=max(0.0, wall - sum(steps) - validation),
-        token=statistics.median(steps[_WARM:]) / tokens,
-        validation_token=validation / (sequences * recipe.data.sequence_length),
+    step = statistics.median(
+        sum(seconds for phase, seconds in line.items() if phase != "evaluation") for line in lines[_WARM:]
     )
+    validated = min(sequences * recipe.data.sequence_length, validation_tokens)
+    tokens = batch * recipe.data.sequence_length
+    return Speed(run.flops, max(0.0, wall - _STEPS * step - validation), step / tokens, validation / validated)

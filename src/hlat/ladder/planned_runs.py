@@ -23,7 +23,8 @@ from hlat.ladder.shapes import Shape
 from hlat.model import flops_per_token
 from hlat.planner import peak_rate
 
-_VALIDATIONS, _SAVES = 20, 4  # of a run, on its way
+_VALIDATIONS, _LEAST_VALIDATIONS, _SAVES = 20, 5, 2  # of a run, on its way
+_VALIDATION_SHARE = 0.25  # of the FLOPs of training, above which a run validates less often
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Target:
     source: str  # file, or the name of a shipped recipe
     words: tuple[str, ...]  # overrides
     gives_rate: bool  # False: its peak rate is that of a law of size and tokens
+    validation_tokens: int | None = None  # of the whole validation set; None if the text is not prepared yet
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,10 @@ def runs_of_size(target: Target, shape: Shape, ratios: Sequence[float], folder: 
         name = f"{shape.name}-{steps}"
         before = runs[-1] if runs and has_trunk(recipe) else None
         first = 0 if before is None else before_decay(recipe, before.steps)
-        own = _length_fields(recipe, steps)
+        own = _length_fields(target, steps)
         if before is None:
             own |= {**fields, "schedule.warmup_steps": _warmup(recipe, lengths, steps), "run.dir": str(folder / name)}
-        every = max(1, steps // _VALIDATIONS)
+        every = _validation_interval(target, steps)
         validations = ceil(steps / every) - first // every
         words = tuple(f"{path}={json.dumps(value)}" for path, value in own.items())
         parent = None if before is None else before.name
@@ -112,17 +114,26 @@ def _common_fields(target: Target, shape: Shape, lengths: Sequence[int], folder:
     }
 
 
-def _length_fields(recipe: Recipe, steps: int) -> dict[str, Any]:
+def _validation_interval(target: Target, steps: int) -> int:
+    """Return the steps between two validations, which are forward only: a third of the FLOPs of training."""
+    tokens = steps * target.recipe.tokens_per_step
+    affordable = _VALIDATION_SHARE * 3 * tokens / (target.validation_tokens or 1)
+    return max(1, int(steps // min(_VALIDATIONS, max(_LEAST_VALIDATIONS, affordable))))
+
+
+def _length_fields(target: Target, steps: int) -> dict[str, Any]:
     """Return the fields that depend on the length of a run."""
+    recipe = target.recipe
     kept = before_decay(recipe, steps) if has_trunk(recipe) else steps
     # A save at the step from which a longer run goes on, and at equal parts of the way there.
     saves = max(count for count in range(1, _SAVES + 1) if kept % count == 0)
-    checkpoint = {"every_steps": kept // saves, "keep_last": 2, "keep_every_steps": kept}
+    # A small state is written faster than a helper process starts.
+    checkpoint = {"every_steps": kept // saves, "keep_last": 2, "keep_every_steps": kept, "background": False}
     horizon = recipe.schedule.horizon_steps
     return {
         "training.steps": steps,
         # On all of the validation set: the law is fitted to differences of thousandths.
-        "evaluation": {"every_steps": max(1, steps // _VALIDATIONS), "sequences": None},
+        "evaluation": {"every_steps": _validation_interval(target, steps), "sequences": None},
         "checkpoint": checkpoint,
         **({} if horizon is None else {"schedule.horizon_steps": ceil(horizon * steps / recipe.total_steps)}),
     }

@@ -77,10 +77,11 @@ def plan_ladder(
     else:
         say("preparing text")
         tokens = _prepare(target, next(candidates(target, axes, folder))[0], progress)
+        target = replace(target, validation_tokens=tokens)
 
         def probe(run: PlannedRun) -> Speed:
             say(f"measuring steps of {run.name.partition('-')[0]}")
-            return probe_run(target, run, folder, options)
+            return probe_run(target, run, folder, tokens, options)
 
         runs, speeds = _within(target, axes, folder, seconds, probe, tokens)
         runs = [replace(run, seconds=speeds.seconds(run)) for run in runs]

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from hlat.config import Recipe, short
+from hlat.config import Recipe
 from hlat.ladder.planned_runs import PlannedRun, Target
 from hlat.reporting import flat_settings
 from hlat.runtime.errors import PlanError
@@ -75,7 +75,7 @@ def read_plan(target: Target, folder: Path, asked: Mapping[str, Any]) -> LadderP
         raise PlanError(f"{file}: cannot be read ({error}). Name another folder with --to.") from error
     now = _settings(target.recipe)
     changed = [name for name in sorted({*now, *recipe}) if now.get(name) != recipe.get(name)]
-    problems = [f"{name} is {short(now.get(name))}, and was {short(recipe.get(name))}" for name in changed]
+    problems = [f"{name} is {now.get(name)}, and was {recipe.get(name)}" for name in changed]
     problems += [
         f"--{name} is {value}, and was {drawn_for.get(name)}"
         for name, value in asked.items()

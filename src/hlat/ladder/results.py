@@ -1,4 +1,4 @@
-"""What a ladder says: its design before, a table of its runs, the law that they give, and the forecast of the recipe.
+"""Results of a ladder: its design before, a table of its runs, the law that they give, the forecast of the recipe.
 
 LadderPlan --design_lines--> sizes, tokens, planned time
 LadderPlan, RungResults --LadderReport--> lines of 80 columns, or JSON values
@@ -108,12 +108,13 @@ class LadderReport:
         if self.ladder is None or isinstance(self._forecast, str):
             yield f"no forecast: {self._forecast}"
             return
-        yield "loss = E + A / N^alpha + B / D^beta, N parameters (FLOPs per token / 6), D tokens"
+        yield "loss = E + A / N^alpha + B / D^beta; N is FLOPs per token / 6, D tokens"
         for name, (value, low, high) in self.constants().items():
             yield f"  {name:5} {rounded_text(value)}, 4 of 5 from {rounded_text(low)} to {rounded_text(high)}"
         recipe, end = self.plan.target.recipe, self._forecast.end
         size = f"{_count(sizes_of(recipe)['total'])} parameters on {_count(recipe.total_tokens)} tokens"
-        yield f"forecast for {size}: loss {end.loss:.4f}, 4 of 5 from {end.low:.4f} to {end.high:.4f}"
+        yield f"forecast for {size}:"
+        yield f"  loss  {end.loss:.4f}, 4 of 5 from {end.low:.4f} to {end.high:.4f}"
         yield f"recorded in {self.plan.folder / LADDER_FILE}"
 
     def constants(self) -> dict[str, tuple[float, float, float]]:

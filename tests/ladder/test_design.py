@@ -1,0 +1,252 @@
+"""The runs of a ladder: smaller models of the same form, spread over sizes and tokens, within the budget."""
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hlat.config import PRESETS, ModelConfig, RecipeError, load_recipe, model_section
+from hlat.ladder import LadderPlan, LadderQuestion, design_lines, plan_ladder
+from hlat.ladder.cost import Speed, Speeds, measure
+from hlat.ladder.design import LEAST_STEPS, Axes, candidates, draw, target_recipe
+from hlat.ladder.planned_runs import PlannedRun, Target, before_decay
+from hlat.ladder.record import read_plan, write_plan
+from hlat.ladder.shapes import smaller_shapes
+from hlat.model import count_parameters
+from hlat.optim import rate_at
+from hlat.runtime.errors import PlanError
+
+RECIPE = """
+run: {name: target}
+model: {vocab_size: 320, layers: 8, hidden_size: 96, intermediate_size: 256, heads: 12, kv_heads: 4}
+data: {path: texts, sequence_length: 32, tokenizer: {vocab_size: 320}}
+batch: {global_batch: 8}
+optimizer: {lr: 2.0e-3}
+schedule: {kind: wsd, warmup_steps: 400}
+training: {tokens: 10M, seed: 3}
+"""
+
+
+def target(tmp_path: Path, *words: str) -> Target:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(RECIPE)
+    return target_recipe(str(file), words)
+
+
+def flops(run: PlannedRun) -> float:
+    return run.own_tokens * run.flops
+
+
+@pytest.mark.parametrize("preset", ["llama-2-7b", "qwen3-0.6b", "llama-3.1-70b", "smollm2-135m"])
+def test_smaller_models_have_the_form_of_the_target(preset: str):
+    """Witness: the parameters of LLaMA's blocks by hand."""
+    model = model_section(preset)
+    found = smaller_shapes(model)
+    assert len(found) >= 10
+    for shape in found:
+        small = shape.of(model)
+        assert ModelConfig.model_validate(small.model_dump()) == small
+        assert small.heads % small.n_kv_heads == 0 and small.n_head_dim == model.n_head_dim
+        assert small.hidden_size * model.heads == model.hidden_size * small.heads
+        assert small.intermediate_size / small.hidden_size == pytest.approx(
+            model.intermediate_size / model.hidden_size, abs=4 / small.hidden_size
+        ), "rounded to a multiple of 8"
+        inner, kv = small.heads * small.n_head_dim, small.n_kv_heads * small.n_head_dim
+        matrices = small.hidden_size * (2 * inner + 2 * kv + 3 * small.intermediate_size)
+        norms = 2 * small.hidden_size + (2 * small.n_head_dim if small.qk_norm else 0)
+        assert shape.block_parameters == small.layers * (matrices + norms) + small.hidden_size
+        assert shape.parameters < count_parameters(model).total
+    assert [one.block_parameters for one in found] == sorted(one.block_parameters for one in found)
+
+
+@pytest.mark.parametrize("kind", ["wsd", "cosine"])
+def test_every_run_is_a_recipe_and_together_they_spread(tmp_path: Path, kind: str):
+    goal = target(tmp_path, f"schedule.kind={kind}")
+    runs = next(candidates(goal, Axes(), tmp_path / "ladder"))
+    by_name = {run.name: run for run in runs}
+    assert len(by_name) == len(runs) == 20
+    whole = count_parameters(goal.recipe.model).total
+    for run in runs:
+        words = run.overrides if run.parent is None else [*trunk_of(run, by_name).overrides, *run.overrides]
+        recipe = load_recipe(goal.source, [*goal.words, *words])
+        assert recipe.total_steps == run.steps >= LEAST_STEPS and recipe.total_tokens == run.tokens
+        assert count_parameters(recipe.model).total == run.parameters < whole
+        assert recipe.training.seed == 3 and recipe.batch.global_batch == 8 and recipe.optimizer.lr == 2e-3
+        assert recipe.prepared_dir == tmp_path / "ladder" / "data"
+        assert recipe.evaluation.sequences is None, "all of the validation set"
+        assert 20 <= math.ceil(run.steps / recipe.evaluation.every_steps) <= 40
+    per_parameter = [run.tokens / run.parameters for run in runs]
+    assert min(per_parameter) < 6 and max(per_parameter) > 39
+    assert max(run.parameters for run in runs) > 4 * min(run.parameters for run in runs)
+    # Neither direction can be told from the other: log N and log D would lie on a line.
+    sizes = {run.parameters for run in runs}
+    assert all(max(r.tokens for r in runs if r.parameters == n) > 4 * min(r.tokens for r in runs if r.parameters == n)
+               for n in sizes)  # fmt: skip
+    assert any(run.parent for run in runs) == (kind == "wsd")
+
+
+def trunk_of(run: PlannedRun, by_name: dict[str, PlannedRun]) -> PlannedRun:
+    while run.parent is not None:
+        run = by_name[run.parent]
+    return run
+
+
+@given(decay=st.floats(0.01, 0.9), warmup=st.integers(0, 5000))
+@settings(max_examples=15)
+def test_a_fork_goes_on_where_its_trunk_had_the_rates_of_a_run_of_its_own(tmp_path_factory, decay: float, warmup: int):
+    """Every step that two runs of a size share has the same rate in both: the law of wsd."""
+    folder = tmp_path_factory.mktemp("trunk")
+    goal = target(folder, f"schedule.decay_fraction={decay}", f"schedule.warmup_steps={warmup}")
+    runs = [run for run in next(candidates(goal, Axes(sizes=("w16",)), folder)) if run.name.startswith("16x")]
+    first = runs[0].overrides
+    recipes = [load_recipe(goal.source, [*goal.words, *first, *run.overrides]) for run in runs]
+    for before, after, run in zip(recipes, recipes[1:], runs[1:], strict=False):
+        assert run.first == before_decay(before, before.total_steps) > before.schedule.warmup_steps
+        shared = range(1, run.first + 1)
+        assert [rate_at(before, step) for step in shared] == [rate_at(after, step) for step in shared]
+        assert before.checkpoint.keep_every_steps == run.first, "and that step is kept"
+        assert run.first % (before.checkpoint.every_steps or 0) == 0
+    assert runs[1].own_tokens == pytest.approx(runs[1].tokens - runs[1].first * goal.recipe.tokens_per_step)
+
+
+@given(budget=st.floats(9, 15))
+def test_a_design_is_within_its_budget(tmp_path_factory, budget: float):
+    """Whatever the budget: the cost is below it, or the error names one that would do."""
+    folder = tmp_path_factory.mktemp("budget")
+    goal = target(folder)
+
+    def drawn(amount: float) -> list[PlannedRun]:
+        return draw(candidates(goal, Axes(), folder), flops, amount, "{:.6e}".format)
+
+    try:
+        runs = drawn(10**budget)
+    except PlanError as error:
+        assert "is too little" in str(error)
+        enough = float(str(error).split("law. ")[1].split()[0])
+        assert enough > 10**budget and drawn(enough)
+        return
+    assert sum(map(flops, runs)) <= 10**budget and len(runs) >= 5
+    assert len({run.parameters for run in runs}) >= 3 and len({run.tokens for run in runs}) >= 5
+
+
+def test_seconds_are_those_of_measured_sizes_and_grow_as_flops_beyond():
+    speeds = Speeds((Speed(1e3, 2.0, 1e-3, 1e-4), Speed(3e3, 4.0, 2e-3, 3e-4)), validation_tokens=100)
+    run = PlannedRun("a", 1, 1000, 10, 1e3, (), validations=2)
+    assert speeds.seconds(run) == pytest.approx(2 + 1000 * 1e-3 + 2 * 100 * 1e-4)
+    assert speeds.seconds(replace(run, flops=2e3)) == pytest.approx(3 + 1000 * 1.5e-3 + 2 * 100 * 2e-4)
+    assert speeds.seconds(replace(run, flops=6e3)) == pytest.approx(4 + 1000 * 4e-3 + 2 * 100 * 6e-4)
+    assert speeds.seconds(replace(run, flops=5e2)) == pytest.approx(speeds.seconds(run))
+    assert speeds.seconds(replace(run, first=5, parent="b")) == pytest.approx(2 + 500 * 1e-3 + 2 * 100 * 1e-4)
+
+
+def test_sizes_are_measured_until_the_largest_of_the_design_has_been(tmp_path: Path):
+    """A machine whose time does not grow as FLOPs: the first design is too careful, the last one fits."""
+    goal = target(tmp_path)
+    probed = list[str]()
+
+    def probe(run: PlannedRun) -> Speed:
+        probed.append(run.name)
+        return Speed(run.flops, 1.0, 1e-6 + run.flops * 1e-13, 1e-7)
+
+    def choose(cost) -> list[PlannedRun]:
+        return draw(candidates(goal, Axes(), tmp_path), cost, 60.0, str)
+
+    smallest = next(candidates(goal, Axes(), tmp_path))[0]
+    speeds = measure(choose, probe, smallest, 1000)
+    runs = choose(speeds.seconds)
+    assert speeds.covers(max(run.flops for run in runs)) and 2 <= len(probed) <= 5
+    truth = sum(1.0 + run.own_tokens * (1e-6 + run.flops * 1e-13) + run.validations * 1e-4 for run in runs)
+    assert truth == pytest.approx(sum(map(speeds.seconds, runs)), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["batch.ramp=[{tokens: 1024, global_batch: 4}]", "data.validation.fraction=0"], ["batch.ramp=[]", "0.01"]),
+        (["model.heads=1", "model.kv_heads=1", "model.layers=2"], ["too small", "3 sizes"]),
+        (["checkpoint.init_from=runs/x"], ["begin at random"]),
+        (["training.steps=null", "training.tokens=null", "stages=[{name: a, steps: 5000}]"], ["stages: do not scale"]),
+    ],
+)
+def test_a_recipe_without_a_ladder_is_refused_with_every_reason(tmp_path: Path, words: list[str], parts: list[str]):
+    with pytest.raises(RecipeError) as caught:
+        target(tmp_path, *words)
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({}, ["--budget 2h"]),
+        ({"budget": "soon", "flops": "many"}, ["soon", "many", "both limit"]),
+        ({"sizes": "big,1M", "tokens": "5,none"}, ["--sizes: big", "--tokens: none"]),
+        ({"sizes": "w17", "tokens": "5,10"}, ["w17", "16, 24"]),
+        ({"flops": "10"}, ["too little", "would do"]),
+        ({"sizes": "w8", "tokens": "0.1"}, ["batch.global_batch", "steps"]),
+    ],
+)
+def test_wrong_options_are_said_with_what_would_work(tmp_path: Path, options: dict[str, str], parts: list[str]):
+    source = target(tmp_path).source
+    with pytest.raises(PlanError) as caught:
+        plan_ladder(LadderQuestion(source, to=str(tmp_path / "ladder"), **options))
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
+    assert not (tmp_path / "ladder").exists()
+
+
+def test_a_batch_that_gives_too_few_steps_is_refused_with_one_that_does_not(tmp_path: Path):
+    with pytest.raises(PlanError, match=r"batch\.global_batch = 4096.*at most batch\.global_batch=(\d+)"):
+        next(candidates(target(tmp_path, "batch.global_batch=4096", "schedule.warmup_steps=2"), Axes(), tmp_path))
+
+
+def test_a_design_is_read_again_and_another_recipe_is_refused(tmp_path: Path):
+    goal = target(tmp_path)
+    question = LadderQuestion(goal.source, flops="1e13", to=str(tmp_path / "ladder"))
+    plan = plan_ladder(question)
+    assert plan_ladder(question) == plan
+    assert read_plan(goal, plan.folder, {"flops": None, "sizes": None}) == plan, "options may be left out"
+    assert read_plan(target(tmp_path, "run.name=other", "tracking.tensorboard=false"), plan.folder, {}) is not None
+    with pytest.raises(PlanError, match=r"(?s)another recipe.*--to.*--flops is 1e14, and was 1e13"):
+        plan_ladder(replace(question, flops="1e14"))
+    with pytest.raises(PlanError, match=r"optimizer\.lr is 0\.01, and was 0\.002"):
+        plan_ladder(replace(question, words=("optimizer.lr=1e-2",)))
+    (plan.folder / "design.json").write_text("{")
+    with pytest.raises(PlanError, match=r"design\.json: cannot be read"):
+        plan_ladder(question)
+
+
+def test_an_open_rate_is_one_for_each_size(tmp_path: Path):
+    content = yaml.safe_load(RECIPE)
+    del content["optimizer"]
+    content["model"] |= {"hidden_size": 3072, "layers": 24, "intermediate_size": 8192}
+    (tmp_path / "open.yaml").write_text(yaml.safe_dump(content))
+    goal = target_recipe(str(tmp_path / "open.yaml"), ())
+    runs = next(candidates(goal, Axes(), tmp_path))
+    rates = [load_recipe(goal.source, run.overrides).optimizer.lr for run in runs if run.parent is None]
+    assert len(set(rates)) > 1 and all(0 < rate <= 3e-3 for rate in rates)
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+@pytest.mark.slow
+def test_every_preset_has_a_ladder(tmp_path: Path, preset: str):
+    words = [f"{{preset: {preset}}}", "{path: texts}", "{global_batch: 4}", "{tokens: 10B}"]
+    sections = dict(zip(("model", "data", "batch", "training"), words, strict=True))
+    (tmp_path / "preset.yaml").write_text("\n".join(f"{name}: {text}" for name, text in sections.items()))
+    goal = target_recipe(str(tmp_path / "preset.yaml"), ())
+    runs = next(candidates(goal, Axes(), tmp_path))
+    for run in itertools.islice(runs, 0, None, 4):
+        assert load_recipe(goal.source, run.overrides).total_steps == run.steps
+    lines = design_lines(LadderPlan(goal, tmp_path, tuple(runs)))
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_design_is_written_once(tmp_path: Path):
+    goal = target(tmp_path)
+    plan = LadderPlan(goal, tmp_path / "ladder", tuple(next(candidates(goal, Axes(), tmp_path / "ladder"))))
+    write_plan(plan, {"flops": "1e15"})
+    assert read_plan(goal, plan.folder, {}) == plan
+    assert [run for runs in plan.by_size() for run in runs] == list(plan.runs) and len(plan.by_size()) == 5

@@ -1,0 +1,191 @@
+"""A ladder trains every run once, whatever interrupts it, and forecasts from what has finished."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hlat.forecast import CHINCHILLA, Ladder, read_ladder, write_ladder
+from hlat.ladder import LadderPlan, LadderQuestion, LadderReport, plan_ladder, read_results, run_ladder
+from hlat.ladder import execution as trains
+from hlat.sweep import array_script
+from tests.support.reporting import event, line, write_run
+
+RECIPE = """
+run: {name: target}
+model: {vocab_size: 320, layers: 8, hidden_size: 64, intermediate_size: 192, heads: 8, kv_heads: 4}
+data:
+  path: PATH
+  sequence_length: 16
+  tokenizer: {vocab_size: 320}
+  validation: {fraction: 0.02}
+batch: {global_batch: 2, micro_batch: 2}
+optimizer: {lr: 3.0e-3}
+schedule: {kind: wsd, warmup_steps: 60}
+training: {tokens: 4M, log_every: 50, seed: 3}
+precision: {mode: fp32}
+"""
+SIZES, TOKENS = "w8,w16,w24", "0.6,1.2"
+
+
+@pytest.fixture
+def question(corpus: Path, tmp_path: Path) -> LadderQuestion:
+    """A ladder of three sizes and two lengths, of some hundred steps each."""
+    file = tmp_path / "recipe.yaml"
+    file.write_text(RECIPE.replace("PATH", str(corpus)))
+    return LadderQuestion(str(file), ("run.device=cpu",), sizes=SIZES, tokens=TOKENS, to=str(tmp_path / "ladder"))
+
+
+def pretend(plan: LadderPlan, finished: int | None = None) -> None:
+    """Write folders of runs as if they had been trained, with losses of a known law."""
+    for run in plan.runs[:finished]:
+        loss = CHINCHILLA.loss(run.flops / 6, run.tokens)
+        steps = range(run.first + run.steps // 20, run.steps, run.steps // 20)
+        lines = [line(step, val_loss=loss * (1 + 0.1 * (1 - step / run.steps))) for step in steps]
+        begun = event("start", 0, step=run.first, recipe=None)
+        write_run(plan.folder / run.name, [*lines, line(run.steps, val_loss=loss)], [begun, event("end", 90)])
+
+
+def test_the_report_has_the_law_of_the_runs_and_what_they_took(question: LadderQuestion):
+    """Witness: losses written by a law of known constants; the fit and the forecast are its own."""
+    plan = plan_ladder(question)
+    plan = replace(plan, runs=tuple(replace(run, seconds=60.0) for run in plan.runs))
+    pretend(plan)
+    report = LadderReport(plan, tuple(read_results(plan)))
+    assert not report.missing and report.ladder is not None and report.forecast is not None
+    for run in report.ladder.runs:
+        assert run.loss == pytest.approx(CHINCHILLA.loss(run.sizes["flops"], run.tokens)), "the last validation loss"
+        assert run.curve[-1] == (1.0, run.loss) and len(run.curve) >= 20
+        assert [at for at, _ in run.curve] == sorted({at for at, _ in run.curve}), "the trunk before a fork included"
+    assert report.forecast.end.low <= report.forecast.end.loss <= report.forecast.end.high
+    lines = report.lines()
+    assert max(map(len, lines[:-1])) <= 80 and lines[0].split()[-2:] == ["planned", "actual"]
+    assert "60 seconds" in lines[1] and "90 seconds" in lines[1]
+    found = json.loads(json.dumps(report.to_dict()))
+    assert [run["actual_seconds"] for run in found["runs"]] == [90.0] * 6
+    assert found["law"]["E"]["low"] <= found["law"]["E"]["value"] <= found["law"]["E"]["high"]
+
+
+def test_a_ladder_with_missing_runs_says_which_and_forecasts_from_five(question: LadderQuestion):
+    plan = plan_ladder(question)
+    pretend(plan, 5)
+    report = LadderReport(plan, tuple(read_results(plan)))
+    assert report.missing == [plan.runs[5].name] and report.forecast is not None
+    assert any(plan.runs[5].name in text and "did not finish" in text for text in report.lines())
+    shutil.rmtree(plan.folder / plan.runs[0].name)
+    fewer = LadderReport(plan, tuple(read_results(plan)))
+    assert fewer.forecast is None and "no forecast: 4 finished runs" in fewer.lines()[-1]
+
+
+def test_runs_are_started_once_each_by_size_and_a_failure_stops_only_its_trunk(
+    question: LadderQuestion, monkeypatch: pytest.MonkeyPatch
+):
+    """Witness: the commands that would be run; the second of them fails."""
+    plan = plan_ladder(question)
+    started = list[list[str]]()
+
+    def run_hlat(words: list[str], *, silent: bool) -> tuple[int, bool]:
+        started.append(words)
+        folder = Path(next(word for word in words if word.startswith("run.dir=")).removeprefix("run.dir=").strip('"'))
+        if "16x" not in folder.name:
+            run = next(one for one in plan.runs if one.name == folder.name)
+            write_run(folder, [line(run.steps, val_loss=4.0)], [event("start", 0, step=0), event("end", 5)])
+        return 3 if "16x" in folder.name else 0, False
+
+    monkeypatch.setattr(trains, "run_hlat", run_hlat)
+    said = list[str]()
+    results = run_ladder(plan, said.append, options=("--nproc", "2"))
+    # Folders without checkpoints: no fork can be made, which is said.
+    assert [result.exit_code for result in results] == [0, 2, 3, 2, 0, 2]
+    assert all(words[:5] == ["train", "--quiet", "--nproc", "2", question.recipe] for words in started)
+    assert len(started) == 3 and sum("cannot go on" in text for text in said) == 3
+    run_ladder(plan, said.append)
+    assert len(started) == 4, "finished runs are left alone"
+    assert len(read_ladder(plan.folder).runs) == 2
+
+
+def test_an_element_of_the_job_array_trains_one_size(question: LadderQuestion):
+    plan = plan_ladder(question)
+    script, _ = array_script(trains.array_of_sizes(plan), ["run.device=cpu"], [], None, "ladder")
+    assert "--array=0-2\n" in script and f"-m hlat ladder {question.recipe} run.device=cpu --to" in script
+    assert script.endswith('--only "$SLURM_ARRAY_TASK_ID"\n')
+
+
+def command(question: LadderQuestion, to: Path, *more: str) -> list[str]:
+    options = ["--sizes", question.sizes, "--tokens", question.tokens, "--to", str(to), *more]
+    return ["ladder", question.recipe, *question.words, *options]
+
+
+@pytest.mark.slow
+def test_a_ladder_killed_and_resumed_is_that_of_one_that_was_not(cli, question: LadderQuestion, tmp_path: Path):
+    """And each fork has the loss of a run that is trained alone with its schedule: the law of wsd."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    done = cli(*command(question, whole))
+    assert done.returncode == 0, done.stderr
+    assert "forecast for" in done.stdout and max(map(len, done.stdout.splitlines())) <= 120
+    plan = plan_ladder(replace(question, to=str(whole)))
+
+    python = [sys.executable, "-P", "-m", "hlat"]
+    process = subprocess.Popen([*python, *command(question, broken)], start_new_session=True)
+    fork = broken / plan.runs[1].name / "metrics.jsonl"
+    while not fork.exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for pid in _processes_with(broken):  # runs are in groups of their own
+        os.kill(pid, signal.SIGKILL)
+    again = cli(*command(question, broken))
+    assert again.returncode == 0, again.stderr
+    assert read_ladder(broken) == read_ladder(whole), "the same bits of every loss"
+
+    for run in plan.runs:
+        if run.parent is not None:
+            trunk = next(one for one in plan.runs if one.name == run.parent)
+            alone = tmp_path / f"alone-{run.name}"
+            words = [*question.words, *trunk.overrides, *run.overrides, f"run.dir={alone}"]
+            assert cli("train", question.recipe, *words).returncode == 0
+            last = json.loads((alone / "metrics.jsonl").read_text().splitlines()[-1])
+            found = next(one for one in read_ladder(whole).runs if one.name == run.name)
+            assert last["step"] == run.steps and last["val_loss"] == found.loss
+
+
+def _processes_with(folder: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes()
+            except OSError:  # that process has ended
+                continue
+            if os.fsencode(folder) in words and int(entry.name) != os.getpid():
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.slow
+def test_a_budget_in_time_is_measured_and_kept_by_the_plan(cli, question: LadderQuestion, tmp_path: Path):
+    """The plan keeps the budget. How long runs really take is the machine's affair, and not tested."""
+    words = [*question.words, "--budget", "1h", "--sizes", "w8,w16,w24", "--to", str(tmp_path / "timed"), "--dry-run"]
+    done = cli("ladder", question.recipe, *words, "--json")
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(done.stdout)["runs"]
+    assert len(runs) == 12 and 0 < sum(run["seconds"] for run in runs) <= 3600
+    assert not (tmp_path / "timed" / "design.json").exists(), "nothing is begun"
+    assert not (tmp_path / "timed" / "probe").exists()
+
+
+def test_a_written_ladder_is_read_as_it_was(question: LadderQuestion, tmp_path: Path):
+    plan = plan_ladder(question)
+    pretend(plan)
+    found = LadderReport(plan, tuple(read_results(plan))).ladder
+    assert isinstance(found, Ladder)
+    write_ladder(tmp_path, found)
+    assert read_ladder(tmp_path) == found
