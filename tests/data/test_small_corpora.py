@@ -17,8 +17,8 @@ from hlat.data.prepare.preparation import prepare
 from hlat.data.prepared.consistency import TAILS
 from hlat.data.prepared.manifest import write_data_manifest
 from hlat.data.prepared.prepared_folder import PreparedData, open_prepared
-from hlat.launch.start_checks import Here
 from hlat.launch.start_examination import load_and_check
+from hlat.launch.start_place import Here
 from hlat.runtime.errors import DataError
 
 LINE = "the quick brown fox jumps over the lazy dog and looks back once more. "

@@ -16,8 +16,8 @@ from hlat.data.corpus_files import files_of_source, numbered_sources
 from hlat.data.input_check import SourceSplit, split_sources
 from hlat.data.prepare.preparation import prepare
 from hlat.data.stores.cache import Cache
-from hlat.launch.start_checks import Here
 from hlat.launch.start_examination import load_and_check
+from hlat.launch.start_place import Here
 from hlat.runtime.errors import DataError
 
 WORDS = "the quick brown fox jumps over the lazy dog and looks back "

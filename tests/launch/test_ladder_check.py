@@ -9,8 +9,8 @@ import pytest
 from hlat.config import Recipe, RecipeError
 from hlat.config.load import parse_recipe
 from hlat.forecast import Ladder, LadderRun, ScalingLaw, conditions_of, sizes_of, write_ladder
-from hlat.launch.start_checks import Here
 from hlat.launch.start_examination import StartReport, load_and_check
+from hlat.launch.start_place import Here
 
 
 def content(corpus: Path, folder: Path, **sections: Any) -> dict[str, Any]:
@@ -53,6 +53,17 @@ def test_a_ladder_that_forecasts_nothing_is_refused(corpus: Path, tmp_path: Path
         check(sections)
     (problem,) = refused.value.problems
     assert problem.path == "run.ladder" and re.search(reason, problem.reason)
+
+
+def test_a_ladder_of_another_text_is_refused_and_of_another_rate_told(corpus: Path, tmp_path: Path) -> None:
+    sections = content(corpus, tmp_path)
+    write(tmp_path, parse_recipe({**sections, "optimizer": {"lr": 1e-4}}))
+    (note,) = check({**sections, "optimizer": {"lr": 2e-4}}).notes
+    assert note.rule == "ladder" and "optimizer.lr is 0.0001 there and 0.0002 here" in note.text
+    write(tmp_path, parse_recipe(content(corpus, tmp_path, data={"sequence_length": 32})))
+    with pytest.raises(RecipeError, match=r"data\.sequence_length is 32 there and 64 here") as refused:
+        check(sections)
+    assert [problem.path for problem in refused.value.problems] == ["run.ladder"]
 
 
 def test_a_run_that_has_its_forecast_needs_no_ladder(corpus: Path, tmp_path: Path) -> None:

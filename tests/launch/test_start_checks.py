@@ -20,8 +20,8 @@ from hlat.data.prepare.preparation import prepare
 from hlat.data.tokenizers.training import train_bpe
 from hlat.launch import start_checks as machine
 from hlat.launch.preflight.recipe_needs import plan_needs
-from hlat.launch.start_checks import Here, StartPlace
 from hlat.launch.start_examination import load_and_check
+from hlat.launch.start_place import Here, StartPlace
 from hlat.runtime.backend import table, torch_private
 from hlat.runtime.backend.table import absent_device, expects_accelerator
 from hlat.runtime.errors import DataError, HlatError, StorageError

@@ -12,7 +12,8 @@ from hlat.config import Problem, Recipe
 from hlat.config.load import parse_recipe
 from hlat.hardware import Cluster, load_catalog, parse_cluster
 from hlat.launch import start_checks
-from hlat.launch.start_checks import Here, StartPlace, check_device_memory
+from hlat.launch.start_checks import check_device_memory
+from hlat.launch.start_place import Here, StartPlace
 from hlat.planner import fit, recipe_fit
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.errors import LaunchError

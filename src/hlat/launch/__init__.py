@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from hlat.launch.schedulers.kubernetes import *
     from hlat.launch.schedulers.kubernetes_options import *
     from hlat.launch.schedulers.slurm import *
-    from hlat.launch.start_checks import *
     from hlat.launch.start_examination import *
+    from hlat.launch.start_place import *
     from hlat.launch.supervision.incidents import *
     from hlat.launch.supervision.local_run import *
     from hlat.launch.supervision.supervisor import *
@@ -43,7 +43,7 @@ __getattr__ = lazily(
         "preflight.request": "PreflightOptions make_request",
         "run_request": "RunRequest",
         "schedulers.slurm": "SlurmOptions SlurmSubmission batch_script cancel_job job_log job_state submit_script",
-        "start_checks": "Here",
+        "start_place": "Here",
         "start_examination": "check_extensions load_and_check summary_lines",
         "supervision.incidents": "RunOutcome",
         "supervision.local_run": "run_processes supervise",

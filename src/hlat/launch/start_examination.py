@@ -39,13 +39,11 @@ from hlat.launch.start_checks import (
     START_CHECKS,
     TOKENIZER_NOTE,
     VALIDATION_NOTE,
-    Here,
     StartCheck,
-    StartPlace,
     check_device_memory,
-    sections_of,
     surely_fits,
 )
+from hlat.launch.start_place import Here, StartPlace, sections_of
 from hlat.model import count_parameters, flops_per_token
 from hlat.runtime.errors import LaunchError, PlanError
 from hlat.runtime.quantities import amount_text, rounded_text, short_count

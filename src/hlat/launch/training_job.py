@@ -19,8 +19,8 @@ from hlat.config import Recipe, RecipeError, find_recipe, refuse_faults
 from hlat.hardware import Cluster
 from hlat.launch.local_processes import ProcessSet, hlat_command, launch_forked, launch_multiprocess
 from hlat.launch.metrics_process import metrics_server
-from hlat.launch.start_checks import Here
 from hlat.launch.start_examination import check_extensions, load_and_check
+from hlat.launch.start_place import Here
 from hlat.launch.supervision.local_run import supervise
 from hlat.launch.supervision.self_watch import watching_itself
 from hlat.launch.supervision.supervisor import Supervision, Voice

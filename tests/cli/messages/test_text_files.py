@@ -9,8 +9,8 @@ import pytest
 from pyarrow import parquet
 
 from hlat.config import RecipeError, load_recipe
-from hlat.launch.start_checks import Here
 from hlat.launch.start_examination import load_and_check
+from hlat.launch.start_place import Here
 
 ROWS = [{"text": "some words", "id": 1}, {"text": "more words", "id": 2}]
 LINES = "\n".join(map(json.dumps, ROWS)) + "\n"

@@ -13,8 +13,8 @@ from hlat.config import RecipeError, odd_settings
 from hlat.config.load import parse_recipe
 from hlat.hardware import load_catalog, parse_cluster
 from hlat.launch.preflight.recipe_needs import plan_needs
-from hlat.launch.start_checks import Here, StartPlace, sections_of
 from hlat.launch.start_examination import StartReport, load_and_check
+from hlat.launch.start_place import Here, StartPlace, sections_of
 from hlat.runtime.errors import DataError
 from hlat.training.stages import check_later_texts
 
