@@ -2,6 +2,7 @@
 
 law.py      the law, and the best size for some compute
 fitting.py  its constants from runs, and the range around them
+conditions.py   what a run must share with a ladder
 design.py   what the design of a ladder can say, and the best further run
 shapes.py   how the loss falls within a run
 ladder.py   the record of a ladder, and the forecast of a run
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
+    from hlat.forecast.conditions import *
     from hlat.forecast.design import *
     from hlat.forecast.fitting import *
     from hlat.forecast.ladder import *
@@ -22,11 +24,10 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "design": "NextRun",
+        "conditions": "Difference conditions_of differences",
+        "design": "FAR LEAST_SIZES LEAST_TOKEN_COUNTS NextRun WIDEST_RANGE",
         "fitting": "LEAST_RUNS LawFit LossRange Observation fit_law fit_range",
-        "ladder": (
-            "LADDER_FILE Forecast Ladder LadderRun SizeKind conditions_of model_sizes read_ladder sizes_of write_ladder"
-        ),
+        "ladder": "LADDER_FILE Forecast Ladder LadderRun SizeKind model_sizes read_ladder sizes_of write_ladder",
         "registered": "FORECAST_FILE forecast_json parse_forecast read_forecast write_forecast",
         "law": "CHINCHILLA FLOPS_PER_PARAMETER ScalingLaw",
     },

@@ -1,7 +1,7 @@
 """A ladder: small runs of a recipe, the law that they give, and the loss that it forecasts for a larger run.
 
     runs/NAME-ladder/ladder.json  <--write_ladder--  Ladder: runs, conditions  --read_ladder-->
-    Ladder.fit --> LawFit        recipe --sizes_of--> Sizes, --conditions_of--> what two runs must share to be compared
+    Ladder.fit --> LawFit        recipe --sizes_of--> Sizes
     Ladder.forecast(sizes, tokens) --> Forecast: loss over the tokens of the run, with its range
 
 The schedule's shape decides how the loss falls within a run. So a curve is that of the ladder's own runs: at each
@@ -11,7 +11,7 @@ fraction of a run's tokens, the ratio of its loss to its last one, as a function
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.config import ModelConfig, Recipe
+from hlat.forecast.conditions import differences
 from hlat.forecast.design import FAR, WIDEST_RANGE, NextRun, above_irreducible, best_next_run, check_design
 from hlat.forecast.fitting import LawFit, LossRange, Observation, around, fit_range
 from hlat.forecast.law import FLOPS_PER_PARAMETER
@@ -27,6 +28,7 @@ from hlat.forecast.shapes import Curve, fit_shapes
 from hlat.model import count_parameters, flops_per_token
 from hlat.runtime.errors import PlanError
 from hlat.runtime.storage.local_files import read_small_file, write_atomic
+from hlat.runtime.terminal import listed
 
 LADDER_FILE = "ladder.json"
 
@@ -126,6 +128,26 @@ class Ladder:
         return Forecast(self.id, tokens, end, self._curve(end, drawn, sizes[kind], tokens), dict(sizes), kind,
                         tuple(self._warnings(sizes[kind], tokens)))  # fmt: skip
 
+    def forecast_recipe(self, recipe: Recipe) -> Forecast:
+        """Forecast the run of a recipe, with a warning for each field in which it differs from the ladder.
+
+        PlanError: as ``forecast``; or losses of the recipe cannot be compared with those of the ladder.
+        """
+        lines = self.unlike(recipe)
+        forecast = self.forecast(sizes_of(recipe), recipe.total_tokens)
+        return replace(forecast, warnings=(*forecast.warnings, *lines))
+
+    def unlike(self, recipe: Recipe) -> list[str]:
+        """Say in which fields a recipe differs from the ladder; PlanError if their losses cannot be compared."""
+        found = differences(self.conditions, recipe)
+        lines = [f"{one.field} is {one.recipe}, and {one.ladder} in the ladder" for one in found]
+        if wrong := [line for line, one in zip(lines, found, strict=True) if one.incomparable]:
+            raise PlanError(
+                f"The ladder says nothing of this run, since its losses measure something else: {listed(wrong)}. "
+                "Make a ladder of this recipe with hlat ladder, or give text that is the same the same name."
+            )
+        return lines
+
     def next_run(
         self,
         sizes: Mapping[SizeKind, float],
@@ -149,8 +171,8 @@ class Ladder:
         beyond = size * tokens / max(run.sizes[self.kind] * run.tokens for run in self.runs)
         if beyond > FAR:
             yield (
-                f"the run takes {beyond:,.0f} times the FLOPs of the ladder's largest run; above {FAR:g} times, ranges "
-                "of published ladders held fewer runs than they should"
+                f"the run takes {beyond:,.0f} times the FLOPs of the ladder's largest run; above {FAR:g} times, few "
+                "published ladders have tested such ranges"
             )
 
 
@@ -165,11 +187,6 @@ def model_sizes(model: ModelConfig, sequence_length: int) -> dict[SizeKind, floa
     flops = flops_per_token(model, sequence_length) / FLOPS_PER_PARAMETER
     outside = counts.embedding + counts.head
     return {"total": counts.total, "non_embedding": counts.total - outside, "flops": flops}
-
-
-def conditions_of(recipe: Recipe) -> dict[str, Any]:
-    """Return the fields, by dotted path, in which a run must agree with a ladder for its law to hold."""
-    return {"data.sequence_length": recipe.data.sequence_length}
 
 
 def write_ladder(folder: Path, ladder: Ladder) -> None:

@@ -33,7 +33,6 @@ from hlat.forecast import (
     LossRange,
     ScalingLaw,
     SizeKind,
-    conditions_of,
     model_sizes,
     read_ladder,
 )
@@ -243,13 +242,16 @@ class LadderLaw:
         return Margin(law.loss(size, (1 + share) * tokens) - here, law.loss(larger, tokens) - here)
 
     def _unlike(self, model: ModelConfig, sequence: int, recipe: Recipe | None) -> Iterator[str]:
-        said = {} if recipe is None else dict(conditions_of(recipe))
-        # Without a recipe, a plan knows its model and sequences alone.
-        said |= {f"model.{name}": value for name, value in model.model_dump(mode="json").items()}
-        said["data.sequence_length"] = sequence
-        for path, value in self.ladder.conditions.items():
-            if path in said and said[path] != value:
-                yield f"{path} is {said[path]}, and {value} in the ladder"
+        """Yield in which conditions a run differs from the ladder; PlanError if its losses cannot be compared."""
+        if recipe is not None:
+            yield from self.ladder.unlike(recipe)
+        # Without a recipe, a plan knows its model and sequences alone; --sequence-length changes those of a recipe.
+        said = {"data.sequence_length": sequence} if recipe is None or sequence != recipe.data.sequence_length else {}
+        if recipe is None:
+            said |= {f"model.{name}": value for name, value in model.model_dump(mode="json").items()}
+        for path, value in said.items():
+            if (known := self.ladder.conditions.get(path, value)) != value:
+                yield f"{path} is {value}, and {known} in the ladder"
 
 
 PUBLISHED = PublishedLaw()
