@@ -49,7 +49,7 @@ SURFACE = {
         "--model",
         "--cluster",
         *("--per", "--chips", "--grid", "--deadline", "--budget", "--interruptions", "--prices-of", "--quotes"),
-        *("--storage", "--pue", "--network", "--search", "--flops", "--inference-tokens"),
+        *("--storage", "--pue", "--network", "--search", "--flops", "--inference-tokens", "--ladder"),
         "--tokens",
         "--sequence-length",
         "--global-batch",

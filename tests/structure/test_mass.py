@@ -49,8 +49,8 @@ CEILINGS = {
     "page": (485, 5859),  # heat maps, tabs, a headline, tables to sort, a band around a curve
     "parallel": (3017, 33456),
     # memory of a recipe before a start, with remedies; defaults by size and device; what layouts share is counted once;
-    # a plan of each stage
-    "planner": (5400, 59900),
+    # a plan of each stage; the loss by a ladder: its law as an argument, ranges of sizes, margins, in every output
+    "planner": (5560, 61900),
     "rehearsal": (1506, 15400),
     # lists that are cut, with a count; a headline, what happened in sentences, a summary in Markdown;
     # the stage of a run, its forecast

@@ -22,7 +22,7 @@ from hlat.hardware import Catalog, Chip, Cluster, Instance, PriceKind, close_nam
 from hlat.model import count_parameters
 from hlat.planner.offers import Goal, Kind, Offer, compute, explore, parse_goal, without_refusals
 from hlat.planner.problem.devices import why_not_runnable
-from hlat.planner.problem.loss_law import BestSize, LossLaw, PlannedLoss, SizeRange
+from hlat.planner.problem.loss_law import WIDEST_SIZES, BestSize, LossLaw, PlannedLoss, SizeRange
 from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.problem.request import PlanRequest, names_tokens, resolve_request
 from hlat.planner.problem.shapes import SHAPE_SEQUENCE, nearest_shape
@@ -387,10 +387,12 @@ def _determined(run: SizedRun) -> SizedRun:
     span = run.size_range
     if span is None or span.is_determined:
         return run
+    flops = f"{run.flops:.2g}".replace("e+", "e")
     raise PlanError(
-        f"the ladder does not determine the size for {run.flops:.2g} FLOPs: 4 of 5 laws that fit it as well want "
-        f"{span} parameters, and a range of 2 times or less, within the known shapes, would choose. Name a --model, "
-        "leave --ladder out, or add runs: larger ones, and unlike ones of the same compute"
+        f"the ladder does not determine the size for {flops} FLOPs: 4 of 5 laws that fit "
+        f"it as well want {span} parameters. A choice needs a range of {WIDEST_SIZES:g} times at most, within the "
+        "shapes that hlat knows. Name a --model, leave --ladder out, or add runs to the ladder: larger ones, and "
+        "unlike sizes for the same compute"
     )
 
 

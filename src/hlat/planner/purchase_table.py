@@ -168,15 +168,16 @@ def _prices(kind: str | None, offers: Sequence[Offer]) -> str:
 
 
 def _offer_rows(offers: Sequence[Offer], chosen: Offer, affords: bool) -> Iterator[list[str]]:
-    # The loss of runs of other tokens is another one; it takes the place of the energy in a narrow terminal.
+    # Runs of unlike tokens have unlike losses, which take the place of chips and energy in a narrow terminal.
     losses = [offer.request.loss if affords else None for offer in offers]
     last = ["loss", _LOSS_RANGE] if losses[0] else ["energy"]
-    yield ["", "cluster", "chips", *(["tokens"] * affords), "days", "4 of 5", "cost", *last, "layout"]
+    chips = [] if losses[0] else ["chips"]
+    yield ["", "cluster", *chips, *(["tokens"] * affords), "days", "4 of 5", "cost", *last, "layout"]
     for offer, loss in zip(offers, losses, strict=True):
         yield [
             "*" if offer is chosen else "",
             offer.cluster.name,
-            f"{offer.cluster.chips:,}",
+            *([] if loss else [f"{offer.cluster.chips:,}"]),
             *([short_count(offer.request.tokens)] * affords),
             median_days(offer.prediction),
             interval_text(offer.prediction, offer.prediction.days),

@@ -15,7 +15,7 @@ A ladder may count sizes in another way, by which FLOPs are not proportional to 
 count. So the best size is found among shapes, each with its own FLOPs and its size as the ladder counts it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import ceil, floor
@@ -33,7 +33,6 @@ from hlat.forecast import (
     LossRange,
     ScalingLaw,
     SizeKind,
-    conditions_of,
     model_sizes,
     read_ladder,
 )
@@ -42,7 +41,9 @@ from hlat.planner.problem.shapes import llama_class_shapes
 from hlat.runtime.quantities import rounded_text, short_count, usd_text
 from hlat.runtime.terminal import listed, plural
 
-_WIDEST = 2.0  # times its low end: a range of best sizes beyond that chooses nothing
+WIDEST_SIZES = 2.0
+"""Times its low end that a range of best sizes may have; beyond, the ladder chooses nothing."""
+
 _TENTH = 0.1  # of a budget, whose worth is said
 _DIGITS = 2  # of a margin, as many as it has
 
@@ -64,7 +65,7 @@ class SizeRange(NamedTuple):
 
     @property
     def is_determined(self) -> bool:
-        return not self.at_edge and self.high <= _WIDEST * self.low
+        return not self.at_edge and self.high <= WIDEST_SIZES * self.low
 
     def __str__(self) -> str:
         return f"{short_count(self.low)} to {short_count(self.high)}{' or beyond' * self.at_edge}"
@@ -219,35 +220,38 @@ class LadderLaw:
         return SizeRange(low, high, low <= smallest or high >= largest)
 
     def forecast(self, model: ModelConfig, sequence: int, tokens: int, recipe: Recipe | None) -> PlannedLoss:
-        sizes, law = model_sizes(model, sequence), self.ladder.fit.law
-        size, here = sizes[self.ladder.kind], law.loss(sizes[self.ladder.kind], tokens)
-
-        def margin(share: float) -> Margin:
-            # More layers add as many parameters, however they are counted, as they add FLOPs over 6.
-            larger = size + share * sizes["flops"]
-            return Margin(law.loss(size, (1 + share) * tokens) - here, law.loss(larger, tokens) - here)
-
+        sizes, unlike = model_sizes(model, sequence), list(self._unlike(model, sequence, recipe))
+        forecast = self.ladder.forecast(sizes, tokens)
         largest = max(run.sizes["flops"] * run.tokens for run in self.ladder.runs)
-        forecast, unlike = self.ladder.forecast(sizes, tokens), list(self._unlike(model, sequence, recipe))
-        warnings = [f"{listed(unlike)}: its law may not hold"] if unlike else []
         return PlannedLoss(
             self.name,
             self.ladder.id,
             forecast.end,
             sizes["flops"] * tokens / largest,
-            margin(_TENTH),
-            margin(-_TENTH),
-            (*forecast.warnings, *warnings),
+            self.margin(sizes, tokens, _TENTH),
+            self.margin(sizes, tokens, -_TENTH),
+            (*forecast.warnings, *([f"{listed(unlike)}: its law may not hold"] if unlike else [])),
         )
 
+    def margin(self, sizes: Mapping[SizeKind, float], tokens: float, share: float) -> Margin:
+        """Return what a share more of the FLOPs changes."""
+        law, size = self.ladder.fit.law, sizes[self.ladder.kind]
+        here = law.loss(size, tokens)
+        # More layers add as many parameters, however they are counted, as they add FLOPs over 6.
+        larger = size + share * sizes["flops"]
+        return Margin(law.loss(size, (1 + share) * tokens) - here, law.loss(larger, tokens) - here)
+
     def _unlike(self, model: ModelConfig, sequence: int, recipe: Recipe | None) -> Iterator[str]:
-        said = {} if recipe is None else dict(conditions_of(recipe))
-        # Without a recipe, a plan knows its model and sequences alone.
-        said |= {f"model.{name}": value for name, value in model.model_dump(mode="json").items()}
-        said["data.sequence_length"] = sequence
-        for path, value in self.ladder.conditions.items():
-            if path in said and said[path] != value:
-                yield f"{path} is {said[path]}, and {value} in the ladder"
+        """Yield in which conditions a run differs from the ladder; PlanError if its losses cannot be compared."""
+        if recipe is not None:
+            yield from self.ladder.unlike(recipe)
+        # Without a recipe, a plan knows its model and sequences alone; --sequence-length changes those of a recipe.
+        said = {"data.sequence_length": sequence} if recipe is None or sequence != recipe.data.sequence_length else {}
+        if recipe is None:
+            said |= {f"model.{name}": value for name, value in model.model_dump(mode="json").items()}
+        for path, value in said.items():
+            if (known := self.ladder.conditions.get(path, value)) != value:
+                yield f"{path} is {value}, and {known} in the ladder"
 
 
 PUBLISHED = PublishedLaw()

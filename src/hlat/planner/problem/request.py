@@ -94,8 +94,11 @@ class PlanRequest:
 
     @cached_property
     def loss(self) -> PlannedLoss | None:
-        """Loss at the end of the run, by the ladder of the question; None without one."""
-        return self.asked.law.forecast(self.model, self.sequence, self.tokens, self.recipe)
+        """Loss at the end of the run, by a ladder; None without one. PlanError: the ladder says too little."""
+        try:
+            return self.asked.law.forecast(self.model, self.sequence, self.tokens, self.recipe)
+        except PlanError as error:
+            raise PlanError(f"{self.name}, {short_count(self.tokens)} tokens: {error}") from error
 
     @property
     def steps(self) -> int:
