@@ -15,7 +15,6 @@ from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
     from hlat.forecast.conditions import *
-    from hlat.forecast.design import *
     from hlat.forecast.fitting import *
     from hlat.forecast.ladder import *
     from hlat.forecast.law import *
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "conditions": "Difference conditions_of differences",
-        "design": "FAR LEAST_SIZES LEAST_TOKEN_COUNTS NextRun WIDEST_RANGE",
+        "conditions": "conditions_of",
         "fitting": "LEAST_RUNS LawFit LossRange Observation fit_law fit_range",
         "ladder": ("LADDER_FILE Forecast Ladder LadderRun SizeKind read_ladder sizes_of write_ladder"),
         "registered": "FORECAST_FILE forecast_json parse_forecast read_forecast write_forecast",
