@@ -1,4 +1,4 @@
-"""Which fields of a recipe make its losses incomparable with a ladder's, and which only change the law."""
+"""Fields of a recipe that make its losses incomparable with a ladder's, and those that only change the law."""
 
 from typing import Any
 
@@ -6,7 +6,8 @@ import pytest
 
 import hlat
 from hlat.config import Recipe
-from hlat.forecast import Ladder, conditions_of, differences
+from hlat.forecast import Ladder, conditions_of
+from hlat.forecast.conditions import differences
 from hlat.runtime.errors import PlanError
 from tests.forecast.ladders import ladder_of, observations
 

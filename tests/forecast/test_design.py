@@ -1,4 +1,4 @@
-"""What a ladder refuses to say, and the further run that it proposes."""
+"""Refusals of a ladder, and the further run that it proposes."""
 
 import math
 from collections.abc import Sequence

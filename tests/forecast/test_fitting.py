@@ -87,6 +87,23 @@ def test_forks_of_a_trunk_say_less_than_runs_of_their_own() -> None:
     assert width(fit_range([run._replace(trunk=f"{run.size}") for run in runs])) > 1.1 * width(fit_range(runs))
 
 
+def test_a_law_that_fails_for_the_largest_runs_has_a_wider_range() -> None:
+    runs = observations(noise=0.001)
+    ordered = sorted(runs, key=lambda run: run.size * run.tokens)
+    bent = [*ordered[:11], *(run._replace(loss=1.05 * run.loss) for run in ordered[11:])]
+    fit = fit_range(bent)
+    assert fit.width > 1.3 * fit_range(runs).width and fit.error == pytest.approx(0.05, rel=0.3)
+
+
+def test_a_range_grows_with_the_fall_of_the_loss_beyond_the_runs() -> None:
+    fit = fit_range(observations())
+    loss, low, high = fit.loss(*TARGET)
+    fall = math.log(min(run.loss for run in observations()) / loss)
+    # 12 % of the fall is a standard deviation, of which a range of 4 of 5 has 1.28 on each side; 200 samples place its
+    # ends within 1.1 / sqrt(200) = 8 % of that, one standard deviation.
+    assert math.log(high / low) / 2 > 0.8 * 1.28 * 0.12 * fall * fit.width
+
+
 def test_fewer_runs_leave_a_wider_range() -> None:
     runs = observations(noise=0.003)
     few, many = (fit_range(some).loss(*TARGET) for some in (runs[::3], runs))

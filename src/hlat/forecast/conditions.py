@@ -1,4 +1,4 @@
-"""What a run must share with a ladder: fields of their recipes that make losses incomparable, or other than expected.
+"""Conditions that a run must share with a ladder, so that losses can be compared, or are as expected.
 
     Recipe --conditions_of--> {field: value}
     conditions of a ladder, Recipe --differences--> Difference: field, both values, whether a forecast makes no sense

@@ -1,4 +1,4 @@
-"""What the design of a ladder can say, and which further run would say more.
+"""Refusals of designs that determine no law, and the further run that would say most.
 
 sizes and tokens of runs --check_design--> PlanError: what is missing, and what would do
 LawFit, target --best_next_run--> NextRun: how much narrower the range of the target would be

@@ -24,7 +24,7 @@ from hlat.forecast.conditions import differences
 from hlat.forecast.design import FAR, WIDEST_RANGE, NextRun, above_irreducible, best_next_run, check_design
 from hlat.forecast.fitting import LawFit, LossRange, Observation, around, fit_range
 from hlat.forecast.law import FLOPS_PER_PARAMETER
-from hlat.forecast.shapes import Curve, fit_shapes
+from hlat.forecast.shapes import RunCurve, fit_shapes
 from hlat.model import count_parameters, flops_per_token
 from hlat.runtime.errors import PlanError
 from hlat.runtime.storage.local_files import read_small_file, write_atomic
@@ -159,7 +159,7 @@ class Ladder:
         return best_next_run(self.fit, self._observations(self.kind), (sizes[self.kind], tokens), pairs)
 
     def _curve(self, end: LossRange, drawn: Vector, size: float, tokens: float) -> tuple[tuple[float, LossRange], ...]:
-        shapes = fit_shapes([Curve(run.sizes[self.kind], run.tokens, run.curve) for run in self.runs], size, tokens)
+        shapes = fit_shapes([RunCurve(run.sizes[self.kind], run.tokens, run.curve) for run in self.runs], size, tokens)
         own = np.random.default_rng(1).normal(size=len(drawn))
         rows = [around(end.loss * np.exp(one.ratio), drawn * np.exp(one.ratio + one.spread * own)) for one in shapes]
         # A loss falls. Where validations are few, interpolation may have it rise.

@@ -1,4 +1,4 @@
-"""How the loss falls within a run, from the validations of a ladder's runs.
+"""Shapes of the loss within a run, from the validations of a ladder's runs.
 
     curves of runs --fit_shapes--> Shape at fractions of a run: log(loss there / loss at the end), by size and tokens
 
@@ -18,7 +18,7 @@ _SLOPE = 0.02  # standard deviation of the expected slopes: of log(loss) per e-f
 _NOISE, _NOISE_RUNS = 0.003, 2.0  # as in fitting.py
 
 
-class Curve(NamedTuple):
+class RunCurve(NamedTuple):
     """Validations of a run of some size and tokens: fraction of its tokens, loss; the last is the end."""
 
     size: float
@@ -34,7 +34,7 @@ class Shape(NamedTuple):
     spread: float
 
 
-def fit_shapes(curves: Sequence[Curve], size: float, tokens: float) -> list[Shape]:
+def fit_shapes(curves: Sequence[RunCurve], size: float, tokens: float) -> list[Shape]:
     """Return the shape of a run of some size and tokens, at each fraction that enough curves reach."""
     found = []
     for fraction in _FRACTIONS:
