@@ -3,8 +3,8 @@
     sizes --probe: some steps by hlat train--> Speed each --Speeds.seconds--> seconds of a PlannedRun
 
 The planner's model of a step is made for large models on accelerators. Steps of small ones wait for memory, launches
-and Python, which only the machine itself knows. So a few steps of real runs are measured: of the smallest size, and
-then of the largest that the budget seems to pay for, until that one has been measured.
+and Python, which only the machine itself knows. So a few steps of real runs are measured: of the sizes of the cheapest
+design, and then of the largest that the budget seems to pay for, until that one has been measured.
 """
 
 import statistics
@@ -74,11 +74,15 @@ class Speeds:
 def measure(
     choose: Callable[[Callable[[PlannedRun], float]], Sequence[PlannedRun]],
     probe: Callable[[PlannedRun], Speed],
-    smallest: PlannedRun,
+    first: Sequence[PlannedRun],
     validation_tokens: int,
 ) -> Speeds:
-    """Measure sizes until the largest one that ``choose`` takes, given the seconds of a run, has been measured."""
-    speeds = Speeds((probe(smallest),), validation_tokens)
+    """Measure two sizes, then on until the largest one that ``choose`` takes, given the seconds of a run, is measured.
+
+    The first two are the ends of ``first``, the cheapest design: whether the budget pays for it must not be a guess.
+    """
+    ends = (min(first, key=lambda run: run.flops), max(first, key=lambda run: run.flops))
+    speeds = Speeds(tuple(probe(run) for run in ends), validation_tokens)
     while not speeds.covers((largest := max(choose(speeds.seconds), key=lambda run: run.flops)).flops):
         speeds = Speeds(tuple(sorted((*speeds.measured, probe(largest)), key=lambda one: one.flops)), validation_tokens)
     return speeds

@@ -138,6 +138,6 @@ def _within(
     def choose(cost: Callable[[PlannedRun], float]) -> list[PlannedRun]:
         return draw(candidates(target, axes, folder), cost, budget, time_text)
 
-    smallest = min((run for runs in candidates(target, axes, folder) for run in runs), key=lambda run: run.flops)
-    speeds = measure(choose, probe, smallest, validation_tokens)
+    cheapest = min(candidates(target, axes, folder), key=lambda runs: sum(run.own_tokens * run.flops for run in runs))
+    speeds = measure(choose, probe, cheapest, validation_tokens)
     return choose(speeds.seconds), speeds
