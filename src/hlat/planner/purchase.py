@@ -307,7 +307,7 @@ class SizedRun:
 
     @cached_property
     def size_range(self) -> SizeRange | None:
-        """How far the best size is known; None if nobody says."""
+        """Sizes that the law leaves open; None if nobody says."""
         return self.law.size_range(self.flops, self.generated, self.offer.request.sequence)
 
 

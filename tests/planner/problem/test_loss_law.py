@@ -40,7 +40,7 @@ def test_the_best_size_is_the_shape_of_least_loss_for_its_own_flops(kind, flops,
 
 @pytest.mark.parametrize("generated", [0.0, 1e11, 1e13])
 def test_sizes_in_flops_are_those_of_the_law_alone(generated: float, counted) -> None:
-    """Where size and FLOPs are one, no shape matters: the law's own optimum, a grid search's in tests/forecast."""
+    """No shape matters where size and FLOPs are one: the law's own optimum, a grid search's in tests/forecast."""
     wanted, _ = CHINCHILLA.optimal_size(1e22, generated)
     best = law_of_fits("flops").best_size(1e22, generated, SEQUENCE)
     sizes = [sizes["flops"] for _, sizes in counted]

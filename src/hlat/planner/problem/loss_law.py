@@ -73,7 +73,7 @@ class SizeRange(NamedTuple):
 
 @dataclass(frozen=True)
 class Margin:
-    """What a tenth more of a budget, or less, changes in the loss, in nats per token."""
+    """Changes of the loss by a tenth more of a budget, or less, in nats per token."""
 
     tokens: float  # if it is spent on tokens
     size: float  # if it is spent on a larger model
