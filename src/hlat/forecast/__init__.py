@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
-        "comparison": "TOO_HIGH_IN_A_ROW ForecastWatch expected_at highest_by_chance",
+        "comparison": "TOO_HIGH_IN_A_ROW ForecastWatch expected_at",
         "conditions": "conditions_of",
         "fitting": "LEAST_RUNS LawFit LossRange Observation fit_law fit_range",
         "ladder": "LADDER_FILE Forecast Ladder LadderRun SizeKind model_sizes read_ladder sizes_of write_ladder",

@@ -1,6 +1,6 @@
 """Shapes of the loss within a run, from the validations of a ladder's runs.
 
-    curves of runs --fit_shapes--> Shape at fractions of a run: log(loss there / loss at the end), by size and tokens
+    curves of runs --fit_shapes--> CurveShape at fractions of a run: log(loss there / loss at the end), by size and tokens
 
 The schedule and the batch decide it, and the runs of a ladder share both. So what is left is a slow change with size
 and tokens, which a straight line in their logarithms follows.
@@ -26,7 +26,7 @@ class RunCurve(NamedTuple):
     points: Sequence[tuple[float, float]]
 
 
-class Shape(NamedTuple):
+class CurveShape(NamedTuple):
     """Logarithm of the ratio of the loss at a fraction of a run to that at its end, and its standard deviation."""
 
     fraction: float
@@ -34,7 +34,7 @@ class Shape(NamedTuple):
     spread: float
 
 
-def fit_shapes(curves: Sequence[RunCurve], size: float, tokens: float) -> list[Shape]:
+def fit_shapes(curves: Sequence[RunCurve], size: float, tokens: float) -> list[CurveShape]:
     """Return the shape of a run of some size and tokens, at each fraction that enough curves reach."""
     found = []
     for fraction in _FRACTIONS:
@@ -43,7 +43,7 @@ def fit_shapes(curves: Sequence[RunCurve], size: float, tokens: float) -> list[S
         if len(known) >= _LEAST_CURVES:
             logs = np.log([[curve.size / size, curve.tokens / tokens] for curve in known])
             ratios = np.array([_ratio_at(curve.points, fraction) for curve in known])
-            found.append(Shape(float(fraction), *_at_origin(logs, ratios)))
+            found.append(CurveShape(float(fraction), *_at_origin(logs, ratios)))
     return found
 
 

@@ -48,7 +48,7 @@ from hlat.runtime.storage.run_folder import EarlierAttempt, RunFolder, hold_run_
 from hlat.tracking import LAST_SAVE, OtherRankTracker, Tracker, check_installed, open_tracker
 from hlat.training.batches import BatchPrefetcher
 from hlat.training.components import ComponentList, LoopStart, StepEnd, StepResult, TrainingComponent
-from hlat.training.forecast_comparison import ForecastComparison
+from hlat.training.saving.forecast_comparison import ForecastComparison
 from hlat.training.interruptions import Deadline, StopRequest, explained_out_of_memory
 from hlat.training.numerics import configure_rounding
 from hlat.training.optional_components import StepObserver

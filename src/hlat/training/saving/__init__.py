@@ -1,1 +1,1 @@
-"""Saving: when to save, rollback to what was saved, the check of replicas, and exports while training."""
+"""Saving: when to save, rollback, the check of replicas, exports while training; losses beside their forecast."""

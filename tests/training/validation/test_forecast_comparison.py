@@ -33,7 +33,7 @@ from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.errors import NumericsError, PlanError
 from hlat.tracking import EventLog
 from hlat.training.components import LoopStart
-from hlat.training.forecast_comparison import ForecastComparison
+from hlat.training.saving.forecast_comparison import ForecastComparison
 from tests.support.same_runs import assert_same_run, events_of, metrics_of
 
 EVERY = 5  # steps between evaluations, of 100
