@@ -1,6 +1,6 @@
 """Shapes of the loss within a run, from the validations of a ladder's runs.
 
-    curves of runs --fit_shapes--> CurveShape at fractions of a run: log(loss there / loss at the end), by size and tokens
+    curves of runs --fit_shapes--> CurveShape at fractions of a run: log(loss there / last loss), by size and tokens
 
 The schedule and the batch decide it, and the runs of a ladder share both. So what is left is a slow change with size
 and tokens, which a straight line in their logarithms follows.

@@ -48,7 +48,6 @@ from hlat.runtime.storage.run_folder import EarlierAttempt, RunFolder, hold_run_
 from hlat.tracking import LAST_SAVE, OtherRankTracker, Tracker, check_installed, open_tracker
 from hlat.training.batches import BatchPrefetcher
 from hlat.training.components import ComponentList, LoopStart, StepEnd, StepResult, TrainingComponent
-from hlat.training.saving.forecast_comparison import ForecastComparison
 from hlat.training.interruptions import Deadline, StopRequest, explained_out_of_memory
 from hlat.training.numerics import configure_rounding
 from hlat.training.optional_components import StepObserver
@@ -59,6 +58,7 @@ from hlat.training.run_state import RunState, build_run_state
 from hlat.training.saving.checkpointing import Checkpointer, background_saver, roll_back, saver_process, saves_after
 from hlat.training.saving.corruption_check import CorruptionCheck
 from hlat.training.saving.exports import WeightExports
+from hlat.training.saving.forecast_comparison import ForecastComparison
 from hlat.training.start import RunOrigin, announce, has_begun, record_attempt, record_early_failure, run_lock
 from hlat.training.step_metrics import MetricsCollection, MetricsLines, evaluations_after, report_anomaly
 from hlat.training.validation.losses import ValidationResult
