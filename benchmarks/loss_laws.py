@@ -6,9 +6,10 @@
 python benchmarks/loss_laws.py FOLDER            # ladders that constants of the fit were chosen on
 python benchmarks/loss_laws.py FOLDER --judge    # and the others, predicted below before anyone looked
 
-``published_runs/ladders.py`` says which repositories the folder must have. A ladder is fitted to the quarter and to the half
-of its runs with the fewest FLOPs, and to 8 and 12 runs drawn from these, as a ladder of one's own would have; every run
-beyond is forecast. Runs of one ladder err alike, so the share of a ladder is one number, and the mean is over ladders.
+``published_ladders`` says which repositories the folder must have. A ladder is fitted to the quarter and to the half
+of its runs with the fewest FLOPs, and to 8 and 12 runs drawn from these, as a ladder of one's own would have; every
+run beyond is forecast. Runs of one ladder err alike, so the share of a ladder is one number, and the mean is over
+ladders.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import numpy as np
 
 from hlat.forecast import CHINCHILLA, Ladder, LadderRun, Observation, fit_law
 from hlat.runtime.errors import PlanError
-from published_runs.ladders import chinchilla, published
+from published_ladders import chinchilla, published
 from results import Recorder
 
 CHOSEN_ON = ("chinchilla", "gadre c4_original", "marin dclm")
