@@ -6,9 +6,10 @@
 python benchmarks/loss_laws.py FOLDER            # ladders that constants of the fit were chosen on
 python benchmarks/loss_laws.py FOLDER --judge    # and the others, predicted below before anyone looked
 
-``published_ladders.py`` says which repositories the folder must have. A ladder is fitted to the quarter and to the half
-of its runs with the fewest FLOPs, and to 8 and 12 runs drawn from these, as a ladder of one's own would have; every run
-beyond is forecast. Runs of one ladder err alike, so the share of a ladder is one number, and the mean is over ladders.
+``published_ladders`` says which repositories the folder must have. A ladder is fitted to the quarter and to the half
+of its runs with the fewest FLOPs, and to 8 and 12 runs drawn from these, as a ladder of one's own would have; every
+run beyond is forecast. Runs of one ladder err alike, so the share of a ladder is one number, and the mean is over
+ladders.
 """
 
 import argparse
@@ -84,14 +85,14 @@ def held(rows):
     return float(np.mean(given)) if given else math.nan
 
 
-def constants(recorder, folder):
+def constants(record, folder):
     """Compare our fit to all of Chinchilla's runs with that of Besiroglu et al. 2024, who leave out five."""
     runs = sorted(chinchilla(folder), key=lambda run: run.loss)[:-5]
     law = fit_law([Observation(run.sizes["total"], run.tokens, run.loss) for run in runs])
     theirs = (CHINCHILLA.irreducible, CHINCHILLA.alpha, CHINCHILLA.beta)
     for name, value, other in zip(("E", "alpha", "beta"), (law.irreducible, law.alpha, law.beta), theirs, strict=True):
         print(f"Chinchilla's {name}: {value:.4f}, Besiroglu et al. 2024: {other}")
-        recorder.add(
+        record.add(
             f"{name} of the law of Chinchilla's runs", "1", value, peer="Besiroglu et al. 2024", peer_values=other
         )
 
@@ -101,7 +102,7 @@ def main():
     parser.add_argument("folder", type=Path)
     parser.add_argument("--judge", action="store_true", help="also ladders that nothing was chosen on; writes a record")
     arguments = parser.parse_args()
-    recorder = Recorder(__file__, "forecasts.md")
+    record = Recorder(__file__, "forecasts.md")
     ladders = published(arguments.folder)
     names = [name for name in ladders if name in CHOSEN_ON or arguments.judge]
     rows = [row for name in names for row in forecasts(name, ladders[name])]
@@ -122,14 +123,14 @@ def main():
             for name, share in shares.items():
                 mine = [row for row in rows if row[0] == name and not math.isnan(row[3])]
                 note = f"predicted {PREDICTED[name]}" if name in PREDICTED else "constants were chosen on it"
-                recorder.add(f"share of larger runs of {name} within the range of 4 of 5", "1", share, note=note)
-                recorder.add(f"median error of the loss forecast for larger runs of {name}", "%",
+                record.add(f"share of larger runs of {name} within the range of 4 of 5", "1", share, note=note)
+                record.add(f"median error of the loss forecast for larger runs of {name}", "%",
                              100 * float(np.median([abs(row[3]) for row in mine])))  # fmt: skip
-            recorder.add(f"mean share of larger runs within the range, ladders {kind}", "1",
+            record.add(f"mean share of larger runs within the range, ladders {kind}", "1",
                          float(np.mean(list(shares.values()))))  # fmt: skip
-    constants(recorder, arguments.folder)
+    constants(record, arguments.folder)
     if arguments.judge:
-        recorder.write()
+        record.write()
 
 
 if __name__ == "__main__":
