@@ -83,7 +83,7 @@ def test_another_law_is_a_warning(ladder: Ladder, path: str, value: Any, field: 
     found = differences(conditions_of(recipe()), recipe(**{path: value}))
     assert [one.field for one in found] == [field] and not found[0].incomparable
     forecast = ladder.forecast_recipe(recipe(**{path: value, "training.steps": 10**5}))
-    assert any(line.startswith(f"{field} is ") for line in forecast.warnings)
+    assert any(f"{field} is " in line for line in forecast.warnings)
 
 
 def test_mixtures_differ_by_their_weights() -> None:

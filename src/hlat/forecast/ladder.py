@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.config import ModelConfig, Recipe
+from hlat.config import ModelConfig, Recipe, short
 from hlat.forecast.conditions import differences
 from hlat.forecast.design import FAR, WIDEST_RANGE, NextRun, above_irreducible, best_next_run, check_design
 from hlat.forecast.fitting import LawFit, LossRange, Observation, around, fit_range
@@ -28,7 +28,7 @@ from hlat.forecast.shapes import RunCurve, fit_shapes
 from hlat.model import count_parameters, flops_per_token
 from hlat.runtime.errors import PlanError
 from hlat.runtime.storage.local_files import read_small_file, write_atomic
-from hlat.runtime.terminal import listed
+from hlat.runtime.terminal import NAMED, listed
 
 LADDER_FILE = "ladder.json"
 
@@ -135,16 +135,18 @@ class Ladder:
         """
         lines = self.unlike(recipe)
         forecast = self.forecast(sizes_of(recipe), recipe.total_tokens)
-        return replace(forecast, warnings=(*forecast.warnings, *lines))
+        other = [f"the ladder differs, and the loss may: {listed(lines, NAMED, '; ')}"] if lines else []
+        return replace(forecast, warnings=(*forecast.warnings, *other))
 
     def unlike(self, recipe: Recipe) -> list[str]:
         """Say in which fields a recipe differs from the ladder; PlanError if their losses cannot be compared."""
         found = differences(self.conditions, recipe)
-        lines = [f"{one.field} is {one.recipe}, and {one.ladder} in the ladder" for one in found]
+        lines = [f"{one.field} is {short(one.recipe)}, and {short(one.ladder)} in the ladder" for one in found]
         if wrong := [line for line, one in zip(lines, found, strict=True) if one.incomparable]:
             raise PlanError(
-                f"The ladder says nothing of this run, since its losses measure something else: {listed(wrong)}. "
-                "Make a ladder of this recipe with hlat ladder, or give text that is the same the same name."
+                "The ladder says nothing of this run, since its losses measure something else: "
+                f"{listed(wrong, NAMED, '; ')}. Make a ladder of this recipe with hlat ladder. The same text must have "
+                "the same file names."
             )
         return lines
 

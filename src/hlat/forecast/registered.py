@@ -11,13 +11,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hlat.config import Recipe, short
-from hlat.forecast.conditions import Difference, differences
+from hlat.config import Recipe
 from hlat.forecast.fitting import LossRange
-from hlat.forecast.ladder import Forecast, read_ladder, sizes_of
+from hlat.forecast.ladder import Forecast, read_ladder
 from hlat.runtime.errors import PlanError
 from hlat.runtime.storage.local_files import read_small_file, write_atomic
-from hlat.runtime.terminal import NAMED, listed
 
 FORECAST_FILE = "forecast.json"
 _VERSION = 1
@@ -82,20 +80,7 @@ def recipe_forecast(recipe: Recipe) -> Forecast:
     PlanError: that is no ladder, or has no law for this run, or losses of this recipe cannot be compared with its own.
     """
     assert recipe.run.ladder is not None, "a recipe that names a ladder"
-    ladder = read_ladder(Path(recipe.run.ladder))
-    found = differences(ladder.conditions, recipe)
-    if refused := [_said(each) for each in found if each.incomparable]:
-        raise PlanError(
-            f"{recipe.run.ladder}: the losses of this ladder cannot be compared with those of the run: "
-            f"{listed(refused, NAMED, '; ')}. Take a ladder of this text, or none."
-        )
-    forecast = ladder.forecast(sizes_of(recipe), recipe.total_tokens)
-    other = [f"the ladder differs, and the loss may: {listed(map(_said, found), NAMED, '; ')}"] if found else []
-    return dataclasses.replace(forecast, warnings=(*forecast.warnings, *other))
-
-
-def _said(difference: Difference) -> str:
-    return f"{difference.field} is {short(difference.ladder)} there and {short(difference.recipe)} here"
+    return read_ladder(Path(recipe.run.ladder)).forecast_recipe(recipe)
 
 
 def _hash(content: Mapping[str, Any]) -> str:
