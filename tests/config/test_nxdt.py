@@ -9,7 +9,7 @@ import yaml
 
 from hlat.config import Recipe, RecipeError, load_recipe
 from hlat.config.nxdt.recipes import recipe_from_nxdt
-from hlat.optim.base import learning_rate
+from hlat.optim.schedules import learning_rate
 from tests.support.commands import hlat
 
 # A run of the Hugging Face style, with the settings and interpolations that such files have.

@@ -142,7 +142,7 @@ def test_logits_depend_on_differences_of_positions_only(name: str, monkeypatch: 
 
     def logits(shift: torch.Tensor) -> torch.Tensor:
         def build(rope: Rope, length: int, rows: int, device: torch.device) -> _Table:
-            radians, factor = frequencies(rope._rope, rope._head_dim, length)
+            radians, factor = frequencies(rope._rope, rope._width, length)
             angles = torch.outer(torch.arange(rows, dtype=torch.float64) + shift[:rows], radians.double())
             return _Table(length, angles.cos() * factor, angles.sin() * factor)
 
