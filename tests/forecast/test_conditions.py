@@ -16,7 +16,7 @@ def recipe(**changes: Any) -> Recipe:
     values = {
         "model.preset": None, "model.vocab_size": 32000, "model.layers": 4, "model.hidden_size": 256, "model.heads": 4,
         "model.intermediate_size": 512, "data.path": "/one/corpus.parquet", "data.tokenizer.path": "/one/llama.json",
-        "training.steps": 1000, "schedule.warmup_steps": 20,
+        "training.steps": 1000, "schedule.warmup_steps": 20, "precision.mode": "fp32",
     }  # fmt: skip
     content: dict[str, Any] = {}
     for path, value in {**values, **changes}.items():
@@ -40,10 +40,17 @@ def ladder() -> Ladder:
         {"training.steps": 10_000, "schedule.warmup_steps": 200},
         {"data.path": "/two/corpus.parquet", "data.tokenizer.path": "/two/llama.json"},
         {"training.seed": 7, "batch.micro_batch": 2, "parallel.zero": 2, "run.name": "other"},
+        {"precision.mode": "auto"},  # that of the machine: it may be the same
     ],
 )
 def test_sizes_tokens_places_and_layouts_are_free(changes: dict[str, Any]) -> None:
     assert differences(conditions_of(recipe()), recipe(**changes)) == []
+
+
+def test_what_a_run_is_left_to_choose_is_no_difference() -> None:
+    conditions = conditions_of(recipe(**{"optimizer.lr": 1e-3}))
+    assert differences(conditions, recipe()) == []
+    assert [one.field for one in differences(conditions, recipe(**{"optimizer.lr": 2e-3}))] == ["optimizer.lr"]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,9 @@ __getattr__ = lazily(
         "comparison": "TOO_HIGH_IN_A_ROW ForecastWatch expected_at",
         "conditions": "conditions_of",
         "fitting": "LEAST_RUNS LawFit LossRange Observation fit_law fit_range",
-        "ladder": "LADDER_FILE Forecast Ladder LadderRun SizeKind model_sizes read_ladder sizes_of write_ladder",
+        "ladder": (
+            "LADDER_FILE Forecast Ladder LadderRun SIZE_WORDS SizeKind model_sizes read_ladder sizes_of write_ladder"
+        ),
         "registered": "FORECAST_FILE forecast_json parse_forecast read_forecast recipe_forecast write_forecast",
         "law": "CHINCHILLA FLOPS_PER_PARAMETER ScalingLaw",
     },

@@ -22,6 +22,8 @@ _SIZES = (
     *("coalesce", "max_sequence_length"),  # not sizes: neither changes a loss
 )
 _INCOMPARABLE = ("data.", "model.vocab_size")
+_CHOSEN = {"optimizer.lr": "optimizer.lr", "schedule.warmup_share": "schedule.warmup_steps"}
+"""Field of the recipe by condition, where a run chooses what the recipe does not give."""
 
 
 class Difference(NamedTuple):
@@ -59,9 +61,15 @@ def differences(conditions: Mapping[str, Any], recipe: Recipe) -> list[Differenc
     found = [
         Difference(name, value, ours.get(name), name.startswith(_INCOMPARABLE))
         for name, value in conditions.items()
-        if value != ours.get(name)
+        if value != ours.get(name) and not _is_open(name, recipe) and "auto" not in (value, ours.get(name))
     ]
     return sorted(found, key=lambda one: not one.incomparable)
+
+
+def _is_open(name: str, recipe: Recipe) -> bool:
+    """Return True for a condition whose field a recipe leaves to its run to choose."""
+    path = _CHOSEN.get(name)
+    return path is not None and not recipe.gives(path)
 
 
 def _json(section: Any) -> dict[str, Any]:

@@ -87,9 +87,12 @@ def best_next_run(
 
 
 def _grid(runs: Sequence[Observation]) -> list[tuple[float, float]]:
+    """Return sizes and tokens that runs of a ladder may have."""
     sizes, tokens = (
-        np.geomspace(min(values) / 2, 2 * max(values), _GRID).tolist()
+        np.geomspace(min(values), 2 * max(values), _GRID).tolist()
         for values in ([run.size for run in runs], [run.tokens for run in runs])
     )
     most = max(run.size * run.tokens for run in runs)
-    return [(size, count) for size in sizes for count in tokens if size * count <= most]
+    # Below the ladder's own tokens per parameter, what is left of the warm-up decides the loss.
+    least = min(run.tokens / run.size for run in runs)
+    return [(size, count) for size in sizes for count in tokens if size * count <= most and count >= least * size]

@@ -34,7 +34,12 @@ LADDER_FILE = "ladder.json"
 
 Vector = NDArray[np.float64]
 SizeKind = Literal["total", "non_embedding", "flops"]
-"""Ways to count the size of a model: all parameters; those beyond embedding and head; FLOPs per token, over 6."""
+"""Ways to count the size of a model."""
+SIZE_WORDS: dict[SizeKind, str] = {
+    "total": "all parameters",
+    "non_embedding": "parameters but embedding and head",
+    "flops": "FLOPs per token / 6",
+}
 
 
 _LEAST_ERROR = 1e-4  # of log(loss)
@@ -120,13 +125,13 @@ class Ladder:
         if (ratio := above_irreducible(end, law.irreducible)) > WIDEST_RANGE:
             more = self.next_run(sizes, tokens)
             raise PlanError(
-                f"The ladder says too little of this run: loss {end.low:.2f} to {end.high:.2f} in 4 of 5 cases, where "
+                f"The forecast is too uncertain to be of use: {end.low:.2f} to {end.high:.2f} in 4 of 5 cases, where "
                 f"{law.irreducible:.2f} is irreducible. Above that, the ends differ by a factor of {ratio:.1f}, and "
-                f"{WIDEST_RANGE:g} is the most that is given. A run of {more.size:.3g} parameters on {more.tokens:.3g} "
-                f"tokens would make the range about {1 - more.narrowing:.0%} narrower."
+                f"{WIDEST_RANGE:g} is the most that is given. A run with N = {more.size:.3g} ({SIZE_WORDS[kind]}) on "
+                f"{more.tokens:.3g} tokens would make the range about {1 - more.narrowing:.0%} narrower."
             )
         return Forecast(self.id, tokens, end, self._curve(end, drawn, sizes[kind], tokens), dict(sizes), kind,
-                        tuple(self._warnings(sizes[kind], tokens)))  # fmt: skip
+                        tuple(self._warnings(sizes, tokens)))  # fmt: skip
 
     def forecast_recipe(self, recipe: Recipe) -> Forecast:
         """Forecast the run of a recipe, with a warning for each field in which it differs from the ladder.
@@ -169,8 +174,8 @@ class Ladder:
         fractions = [one.fraction for one in shapes] + [1.0]
         return tuple((one, LossRange(*row)) for one, row in zip(fractions, falling.tolist(), strict=True))
 
-    def _warnings(self, size: float, tokens: float) -> Iterator[str]:
-        beyond = size * tokens / max(run.sizes[self.kind] * run.tokens for run in self.runs)
+    def _warnings(self, sizes: Mapping[SizeKind, float], tokens: float) -> Iterator[str]:
+        beyond = sizes["flops"] * tokens / max(run.sizes["flops"] * run.tokens for run in self.runs)
         if beyond > FAR:
             yield (
                 f"the run takes {beyond:,.0f} times the FLOPs of the ladder's largest run; above {FAR:g} times, few "

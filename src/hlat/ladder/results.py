@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hlat.draft import time_text
-from hlat.forecast import LADDER_FILE, LEAST_RUNS, Forecast, Ladder, SizeKind, sizes_of
+from hlat.forecast import LADDER_FILE, LEAST_RUNS, SIZE_WORDS, Forecast, Ladder, sizes_of
 from hlat.ladder.execution import RungResult, ladder_of
 from hlat.ladder.record import LadderPlan
 from hlat.runtime.errors import PlanError
@@ -21,11 +21,6 @@ from hlat.runtime.terminal import listed, plural, wrapped
 
 _NONE = "-"
 _COLUMNS = 78  # of a terminal, after two blanks
-_SIZE_WORDS: dict[SizeKind, str] = {
-    "total": "all parameters",
-    "non_embedding": "parameters beyond embedding and head",
-    "flops": "FLOPs per token / 6",
-}
 
 
 def _time(seconds: float | None) -> str:
@@ -114,7 +109,7 @@ class LadderReport:
         if self.ladder is None or isinstance(self._forecast, str):
             yield f"no forecast: {self._forecast}"
             return
-        yield f"loss = E + A / N^alpha + B / D^beta; N: {_SIZE_WORDS[self.ladder.kind]}, D: tokens"
+        yield f"loss = E + A / N^alpha + B / D^beta; N: {SIZE_WORDS[self.ladder.kind]}, D: tokens"
         for name, (value, low, high) in self.constants().items():
             yield f"  {name:5} {rounded_text(value)}, 4 of 5 from {rounded_text(low)} to {rounded_text(high)}"
         recipe, end = self.plan.target.recipe, self._forecast.end

@@ -84,6 +84,9 @@ def check_task_files(place: StartPlace) -> Iterator[Problem]:
             yield Problem(f"evaluation.tasks.{index}", f"{reason}.", remedy, path, True)
 
 
+_MOST_PASSES = 4  # over the same text that help nearly as much as new text (Muennighoff et al. 2023, arXiv 2305.16264)
+
+
 def check_ladder(place: StartPlace) -> Iterator[Problem | SettingNote]:
     """Yield a ladder that cannot forecast this run, or not well; a run that has its forecast does not read it again."""
     recipe, folder = place.recipe, place.run_dir
@@ -93,6 +96,10 @@ def check_ladder(place: StartPlace) -> Iterator[Problem | SettingNote]:
 
     if (folder / FORECAST_FILE).exists():
         return
+    tokens = place.inputs.training_tokens
+    if tokens and (passes := recipe.total_tokens / tokens) > _MOST_PASSES:
+        reason = f"text is read {passes:.1f} times, and the law of a ladder is of new text: expect a higher loss"
+        yield SettingNote("ladder", f"run.ladder: {reason}.")
     try:
         yield from (SettingNote("ladder", f"run.ladder: {each}.") for each in recipe_forecast(recipe).warnings)
     except PlanError as error:

@@ -29,6 +29,7 @@ from hlat.config import ModelConfig, Recipe
 from hlat.forecast import (
     CHINCHILLA,
     FLOPS_PER_PARAMETER,
+    SIZE_WORDS,
     Ladder,
     LossRange,
     ScalingLaw,
@@ -197,8 +198,7 @@ class LadderLaw:
 
     @property
     def source(self) -> str:
-        counted = {"total": "all parameters", "non_embedding": "parameters but embedding and head", "flops": "FLOPs"}
-        return f"law: {self.name}, sizes by {counted[self.ladder.kind]}; D tokens, N all parameters"
+        return f"law: {self.name}, sizes by {SIZE_WORDS[self.ladder.kind]}; D tokens, N all parameters"
 
     def flops(self, model: ModelConfig, sequence: int, tokens: float) -> float:
         return flops_per_token(model, sequence) * tokens
