@@ -17,9 +17,11 @@ from hlat.ladder.execution import RungResult, ladder_of
 from hlat.ladder.record import LadderPlan
 from hlat.runtime.errors import PlanError
 from hlat.runtime.quantities import rounded_text, short_count
-from hlat.runtime.terminal import listed, plural
+from hlat.runtime.terminal import listed, plural, wrapped
 
 _NONE = "-"
+_TASKS = 3  # whose accuracies are printed
+_COLUMNS = 80
 
 
 def _time(seconds: float | None) -> str:
@@ -115,6 +117,12 @@ class LadderReport:
         size = f"{_count(sizes_of(recipe)['total'])} parameters on {_count(recipe.total_tokens)} tokens"
         yield f"forecast for {size}:"
         yield f"  loss  {end.loss:.4f}, 4 of 5 from {end.low:.4f} to {end.high:.4f}"
+        for task, (value, low, high) in list(self._forecast.tasks.items())[:_TASKS]:
+            yield f"  {task}  accuracy {value:.3f}, 4 of 5 from {low:.3f} to {high:.3f}"
+        if (more := len(self._forecast.tasks) - _TASKS) > 0:
+            yield f"  {more} more in --json"
+        for warning in self._forecast.warnings:
+            yield from wrapped(f"  {warning}", _COLUMNS, 2)
         yield f"recorded in {self.plan.folder / LADDER_FILE}"
 
     def constants(self) -> dict[str, tuple[float, float, float]]:
