@@ -78,7 +78,7 @@ def test_every_run_is_a_recipe_and_together_they_spread(tmp_path: Path, kind: st
         assert count_parameters(recipe.model).total == run.parameters < whole
         assert recipe.training.seed == 3 and recipe.batch.global_batch == 8 and recipe.optimizer.lr == 2e-3
         assert recipe.prepared_dir == tmp_path / "ladder" / "data"
-        assert recipe.evaluation.sequences is None, "all of the validation set"
+        assert recipe.evaluation.sequences == goal.recipe.evaluation.sequences, "the same ones"
         assert 20 <= math.ceil(run.steps / recipe.evaluation.every_steps) <= 40
     per_parameter = [run.tokens / run.parameters for run in runs]
     assert min(per_parameter) < 6 and max(per_parameter) > 39

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hlat.forecast import CHINCHILLA, Ladder, read_ladder, write_ladder
+from hlat.config import load_recipe
+from hlat.forecast import Ladder, ScalingLaw, read_ladder, write_ladder
 from hlat.ladder import LadderPlan, LadderQuestion, LadderReport, plan_ladder, read_results, run_ladder
 from hlat.ladder import execution as trains
 from hlat.sweep import array_script
@@ -30,10 +31,11 @@ data:
 batch: {global_batch: 2, micro_batch: 2}
 optimizer: {lr: 3.0e-3}
 schedule: {kind: wsd, warmup_steps: 60}
-training: {tokens: 4M, log_every: 50, seed: 3}
+training: {tokens: 150k, log_every: 50, seed: 3}
 precision: {mode: fp32}
 """
 SIZES, TOKENS = "w8,w16,w24", "0.6,1.2"
+LAW = ScalingLaw(2.0, 30.0, 60.0, 0.35, 0.37)  # losses of 3 to 7 for models and texts as small as these
 
 
 @pytest.fixture
@@ -47,11 +49,13 @@ def question(corpus: Path, tmp_path: Path) -> LadderQuestion:
 def pretend(plan: LadderPlan, finished: int | None = None) -> None:
     """Write folders of runs as if they had been trained, with losses of a known law."""
     for run in plan.runs[:finished]:
-        loss = CHINCHILLA.loss(run.flops / 6, run.tokens)
+        loss = LAW.loss(run.flops / 6, run.tokens)
         steps = range(run.first + run.steps // 20, run.steps, run.steps // 20)
-        lines = [line(step, val_loss=loss * (1 + 0.1 * (1 - step / run.steps))) for step in steps]
+        lines = [line(step, val_loss=loss * (1 + 0.1 * (1 - step / run.steps)), seconds={}) for step in steps]
         begun = event("start", 0, step=run.first, recipe=None)
-        write_run(plan.folder / run.name, [*lines, line(run.steps, val_loss=loss)], [begun, event("end", 90)])
+        write_run(
+            plan.folder / run.name, [*lines, line(run.steps, val_loss=loss, seconds={})], [begun, event("end", 90)]
+        )
 
 
 def test_the_report_has_the_law_of_the_runs_and_what_they_took(question: LadderQuestion):
@@ -62,36 +66,40 @@ def test_the_report_has_the_law_of_the_runs_and_what_they_took(question: LadderQ
     report = LadderReport(plan, tuple(read_results(plan)))
     assert not report.missing and report.ladder is not None and report.forecast is not None
     for run in report.ladder.runs:
-        assert run.loss == pytest.approx(CHINCHILLA.loss(run.sizes["flops"], run.tokens)), "the last validation loss"
+        assert run.loss == pytest.approx(LAW.loss(run.sizes["flops"], run.tokens)), "the last validation loss"
         assert run.curve[-1] == (1.0, run.loss) and len(run.curve) >= 20
         assert [at for at, _ in run.curve] == sorted({at for at, _ in run.curve}), "the trunk before a fork included"
     assert report.forecast.end.low <= report.forecast.end.loss <= report.forecast.end.high
     lines = report.lines()
     assert max(map(len, lines[:-1])) <= 80, max(lines, key=len)
     assert lines[0].split()[-2:] == ["planned", "actual"]
-    assert "60 seconds" in lines[1] and "90 seconds" in lines[1]
+    assert "60 seconds" in lines[1] and "1.5 minutes" in lines[1]
     found = json.loads(json.dumps(report.to_dict()))
     assert [run["actual_seconds"] for run in found["runs"]] == [90.0] * 6
     assert found["law"]["E"]["low"] <= found["law"]["E"]["value"] <= found["law"]["E"]["high"]
 
 
 def test_scores_of_the_last_validation_give_accuracies(question: LadderQuestion):
-    """Those of the trunk's last step, and none of earlier validations; three are printed."""
-    plan = plan_ladder(question)
+    """Scores of the last step count, and none of earlier validations; three are printed."""
+    plan = plan_ladder(replace(question, words=(*question.words, "evaluation.tasks=[some.jsonl]")))
     pretend(plan)
+    for trunk, *forks in plan.by_size():
+        for run in (trunk, *forks):
+            recipe = load_recipe(question.recipe, [*trunk.overrides, *run.overrides])
+            assert list(recipe.evaluation.tasks) == ["some.jsonl"], "the run scores them"
     for run in plan.runs:
         path = plan.folder / run.name / "metrics.jsonl"
         *before, last = map(json.loads, path.read_text().splitlines())
         bits = last["val_loss"] / 5
         scores = {f"task/t{n}/{name}": value for n in range(4) for name, value in
-                  (("bits_per_byte", bits), ("acc", 1 / (1 + math.exp(5 * (bits - 0.6)))))}  # fmt: skip
+                  (("bits_per_byte", bits), ("acc", 1 / (1 + math.exp(bits - 10))))}  # fmt: skip
         write_lines(path, [{**line, "task/early/acc": 0.5} for line in before] + [{**last, **scores}])
     report = LadderReport(plan, tuple(read_results(plan)))
     assert report.ladder is not None and report.forecast is not None
     for run in report.ladder.runs:
         assert run.scores["t3/bits_per_byte"] == pytest.approx(run.loss / 5) and "early/acc" not in run.scores
     value, low, high = report.forecast.tasks["t0"]
-    wanted = 1 / (1 + math.exp(5 * (report.forecast.end.loss / 5 - 0.6)))
+    wanted = 1 / (1 + math.exp(report.forecast.end.loss / 5 - 10))
     assert low < value < high and value == pytest.approx(wanted, abs=0.01)
     text = [line.strip() for line in report.lines()]
     assert f"t0  accuracy {value:.3f}, 4 of 5 from {low:.3f} to {high:.3f}" in text and "1 more in --json" in text

@@ -45,6 +45,7 @@ def conditions_of(recipe: Recipe) -> dict[str, Any]:
         **{f"optimizer.{name}": value for name, value in _json(recipe.optimizer).items()},
         **_schedule(recipe),
         "batch.tokens": recipe.tokens_per_step,
+        "evaluation.sequences": recipe.evaluation.sequences,
         "batch.ramp": [_json(part) for part in recipe.batch.ramp],
         "precision.mode": recipe.precision.mode,
         "training.loss_terms": _json(recipe.training)["loss_terms"],

@@ -41,7 +41,7 @@ class Speeds:
     """Measured sizes, the smallest first, and what stands between them."""
 
     measured: tuple[Speed, ...]
-    validation_tokens: int  # of the whole validation set
+    validation_tokens: int  # of one validation
 
     def seconds(self, run: PlannedRun) -> float:
         """Predict the seconds of what a run does itself."""

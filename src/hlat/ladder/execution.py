@@ -153,8 +153,10 @@ def ladder_of(plan: LadderPlan, results: Sequence[RungResult]) -> Ladder | None:
     for result in results:
         if result.loss is not None:
             run = result.run
-            trunk = next(one for one in plan.by_size() if run in one)[0]
-            sizes = sizes_of(load_recipe(plan.target.source, [*plan.target.words, *trunk.overrides]))
+            of_size = next(one for one in plan.by_size() if run in one)
+            sizes = sizes_of(load_recipe(plan.target.source, [*plan.target.words, *of_size[0].overrides]))
             curve = tuple((step / run.steps, loss) for step, loss in result.curve)
-            runs.append(LadderRun(run.name, sizes, run.tokens, result.loss, curve, scores=result.scores))
+            # Runs that go on from each other share samples and noise.
+            trunk = of_size[0].name if of_size[-1].parent is not None else ""
+            runs.append(LadderRun(run.name, sizes, run.tokens, result.loss, curve, trunk, result.scores))
     return Ladder(tuple(runs), conditions_of(plan.target.recipe)) if runs else None

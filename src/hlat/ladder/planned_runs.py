@@ -35,7 +35,7 @@ class Target:
     source: str  # file, or the name of a shipped recipe
     words: tuple[str, ...]  # overrides
     gives_rate: bool  # False: its peak rate is that of a law of size and tokens
-    validation_tokens: int | None = None  # of the whole validation set; None if the text is not prepared yet
+    validation_tokens: int | None = None  # of one validation; None if the text is not prepared yet
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,12 @@ def _length_fields(target: Target, steps: int) -> dict[str, Any]:
     horizon = recipe.schedule.horizon_steps
     return {
         "training.steps": steps,
-        # On all of the validation set: the law is fitted to differences of thousandths.
-        "evaluation": {"every_steps": _validation_interval(target, steps), "sequences": None},
+        # On the sequences of the target's own validations: other ones have another loss.
+        "evaluation": {
+            "every_steps": _validation_interval(target, steps),
+            "sequences": recipe.evaluation.sequences,
+            "tasks": [str(task) for task in recipe.evaluation.tasks],  # their accuracies are forecast, too
+        },
         "checkpoint": checkpoint,
         **({} if horizon is None else {"schedule.horizon_steps": ceil(horizon * steps / recipe.total_steps)}),
     }

@@ -120,9 +120,11 @@ def _budgets(question: LadderQuestion) -> tuple[float | None, float]:
 
 
 def _prepare(target: Target, run: PlannedRun, progress: ProgressCallback | None) -> int:
-    """Prepare the text that all runs share; return the tokens of its validation set."""
+    """Prepare the text that all runs share; return the tokens of one validation."""
     recipe = load_recipe(target.source, [*target.words, *run.overrides])
-    return prepare_recipe_data(recipe, progress=progress).validation_tokens
+    tokens = prepare_recipe_data(recipe, progress=progress).validation_tokens
+    sequences = recipe.evaluation.sequences
+    return tokens if sequences is None else min(tokens, sequences * recipe.data.sequence_length)
 
 
 def _within(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hlat.draft import time_text
-from hlat.forecast import LADDER_FILE, LEAST_RUNS, Forecast, Ladder, sizes_of
+from hlat.forecast import LADDER_FILE, LEAST_RUNS, Forecast, Ladder, SizeKind, sizes_of
 from hlat.ladder.execution import RungResult, ladder_of
 from hlat.ladder.record import LadderPlan
 from hlat.runtime.errors import PlanError
@@ -21,7 +21,12 @@ from hlat.runtime.terminal import listed, plural, wrapped
 
 _NONE = "-"
 _TASKS = 3  # whose accuracies are printed
-_COLUMNS = 80
+_COLUMNS = 78  # of a terminal, after two blanks
+_SIZE_WORDS: dict[SizeKind, str] = {
+    "total": "all parameters",
+    "non_embedding": "parameters beyond embedding and head",
+    "flops": "FLOPs per token / 6",
+}
 
 
 def _time(seconds: float | None) -> str:
@@ -110,7 +115,7 @@ class LadderReport:
         if self.ladder is None or isinstance(self._forecast, str):
             yield f"no forecast: {self._forecast}"
             return
-        yield "loss = E + A / N^alpha + B / D^beta; N is FLOPs per token / 6, D tokens"
+        yield f"loss = E + A / N^alpha + B / D^beta; N: {_SIZE_WORDS[self.ladder.kind]}, D: tokens"
         for name, (value, low, high) in self.constants().items():
             yield f"  {name:5} {rounded_text(value)}, 4 of 5 from {rounded_text(low)} to {rounded_text(high)}"
         recipe, end = self.plan.target.recipe, self._forecast.end
@@ -119,10 +124,13 @@ class LadderReport:
         yield f"  loss  {end.loss:.4f}, 4 of 5 from {end.low:.4f} to {end.high:.4f}"
         for task, (value, low, high) in list(self._forecast.tasks.items())[:_TASKS]:
             yield f"  {task}  accuracy {value:.3f}, 4 of 5 from {low:.3f} to {high:.3f}"
-        if (more := len(self._forecast.tasks) - _TASKS) > 0:
-            yield f"  {more} more in --json"
+        if (others := len(self._forecast.tasks) - _TASKS) > 0:
+            yield f"  {others} more in --json"
         for warning in self._forecast.warnings:
-            yield from wrapped(f"  {warning}", _COLUMNS, 2)
+            yield from (f"  {line}" for line in wrapped(warning, _COLUMNS))
+        more = self.ladder.next_run(sizes_of(recipe), recipe.total_tokens)
+        narrower = f"would make that range {1 - more.narrowing:.0%} narrower"
+        yield f"  a further run of N = {_count(more.size)} on {_count(more.tokens)} tokens {narrower}"
         yield f"recorded in {self.plan.folder / LADDER_FILE}"
 
     def constants(self) -> dict[str, tuple[float, float, float]]:
