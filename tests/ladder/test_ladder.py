@@ -1,6 +1,7 @@
 """A ladder trains every run once, whatever interrupts it, and forecasts from what has finished."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -12,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from hlat.config import load_recipe
 from hlat.forecast import Ladder, ScalingLaw, read_ladder, write_ladder
 from hlat.ladder import LadderPlan, LadderQuestion, LadderReport, plan_ladder, read_results, run_ladder
 from hlat.ladder import execution as trains
 from hlat.sweep import array_script
-from tests.support.reporting import event, line, write_run
+from tests.support.reporting import event, line, write_lines, write_run
 
 RECIPE = """
 run: {name: target}
@@ -75,6 +77,33 @@ def test_the_report_has_the_law_of_the_runs_and_what_they_took(question: LadderQ
     found = json.loads(json.dumps(report.to_dict()))
     assert [run["actual_seconds"] for run in found["runs"]] == [90.0] * 6
     assert found["law"]["E"]["low"] <= found["law"]["E"]["value"] <= found["law"]["E"]["high"]
+
+
+def test_scores_of_the_last_validation_give_accuracies(question: LadderQuestion):
+    """Scores of the last step count, and none of earlier validations; three are printed."""
+    plan = plan_ladder(replace(question, words=(*question.words, "evaluation.tasks=[some.jsonl]")))
+    pretend(plan)
+    for trunk, *forks in plan.by_size():
+        for run in (trunk, *forks):
+            recipe = load_recipe(question.recipe, [*trunk.overrides, *run.overrides])
+            assert list(recipe.evaluation.tasks) == ["some.jsonl"], "the run scores them"
+    for run in plan.runs:
+        path = plan.folder / run.name / "metrics.jsonl"
+        *before, last = map(json.loads, path.read_text().splitlines())
+        bits = last["val_loss"] / 5
+        scores = {f"task/t{n}/{name}": value for n in range(4) for name, value in
+                  (("bits_per_byte", bits), ("acc", 1 / (1 + math.exp(bits - 10))))}  # fmt: skip
+        write_lines(path, [{**line, "task/early/acc": 0.5} for line in before] + [{**last, **scores}])
+    report = LadderReport(plan, tuple(read_results(plan)))
+    assert report.ladder is not None and report.forecast is not None
+    for run in report.ladder.runs:
+        assert run.scores["t3/bits_per_byte"] == pytest.approx(run.loss / 5) and "early/acc" not in run.scores
+    value, low, high = report.forecast.tasks["t0"]
+    wanted = 1 / (1 + math.exp(report.forecast.end.loss / 5 - 10))
+    assert low < value < high and value == pytest.approx(wanted, abs=0.01)
+    text = [line.strip() for line in report.lines()]
+    assert f"t0  accuracy {value:.3f}, 4 of 5 from {low:.3f} to {high:.3f}" in text and "1 more in --json" in text
+    assert json.loads(json.dumps(report.to_dict()))["forecast"]["tasks"]["t3"] == [value, low, high]
 
 
 def test_a_ladder_with_missing_runs_says_which_and_forecasts_from_five(question: LadderQuestion):

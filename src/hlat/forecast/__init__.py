@@ -5,6 +5,7 @@ fitting.py  its constants from runs, and the range around them
 conditions.py   what a run must share with a ladder
 design.py   what the design of a ladder can say, and the best further run
 shapes.py   how the loss falls within a run
+tasks.py    accuracies of tasks from the loss, in two steps
 ladder.py   the record of a ladder, and the forecast of a run
 registered.py   the forecast in the run's folder
 comparison.py   the forecast and the losses of the run

@@ -2,7 +2,7 @@
 
     runs/NAME-ladder/ladder.json  <--write_ladder--  Ladder: runs, conditions  --read_ladder-->
     Ladder.fit --> LawFit        recipe --sizes_of--> Sizes
-    Ladder.forecast(sizes, tokens) --> Forecast: loss over the tokens of the run, with its range
+    Ladder.forecast(sizes, tokens) --> Forecast: loss over the tokens of the run, accuracies of tasks, with their ranges
 
 The schedule's shape decides how the loss falls within a run. So a curve is that of the ladder's own runs: at each
 fraction of a run's tokens, the ratio of its loss to its last one, as a function of size and tokens.
@@ -25,6 +25,7 @@ from hlat.forecast.design import FAR, WIDEST_RANGE, NextRun, above_irreducible, 
 from hlat.forecast.fitting import LawFit, LossRange, Observation, around, fit_range
 from hlat.forecast.law import FLOPS_PER_PARAMETER
 from hlat.forecast.shapes import RunCurve, fit_shapes
+from hlat.forecast.tasks import TaskFit, fit_tasks
 from hlat.model import count_parameters, flops_per_token
 from hlat.runtime.errors import PlanError
 from hlat.runtime.storage.local_files import read_small_file, write_atomic
@@ -57,6 +58,7 @@ class LadderRun:
     loss: float  # of validation, at its end, in nats per token
     curve: tuple[tuple[float, float], ...]  # validations: fraction of the run's tokens, loss; the last is the end
     trunk: str = ""  # name of the run that it was forked from, or that was forked for others; "" for neither
+    scores: Mapping[str, float] = field(default_factory=dict)  # of tasks at its end: TASK/acc, TASK/bits_per_byte
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class Forecast:
     kind: SizeKind = "flops"  # the one of ``sizes`` that the law used
     warnings: tuple[str, ...] = ()
     written: str = ""  # when it was registered, ISO 8601
+    tasks: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)  # accuracy, low and high of 4 of 5
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class Ladder:
     @cached_property
     def id(self) -> str:
         """Hash of runs and conditions: two ladders with the same id forecast the same."""
-        text = json.dumps([[asdict(run) for run in self.runs], dict(self.conditions)], sort_keys=True)
+        text = json.dumps([[_values(run) for run in self.runs], dict(self.conditions)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -102,6 +105,10 @@ class Ladder:
         for kind in kinds:
             check_design(self._observations(kind))
         return {kind: fit_range(self._observations(kind)) for kind in kinds}
+
+    @cached_property
+    def _task_fits(self) -> tuple[dict[str, TaskFit], list[str]]:
+        return fit_tasks([(run.loss, run.scores) for run in self.runs])
 
     def _observations(self, kind: SizeKind) -> list[Observation]:
         return [Observation(run.sizes[kind], run.tokens, run.loss, run.trunk) for run in self.runs]
@@ -130,8 +137,10 @@ class Ladder:
                 f"{WIDEST_RANGE:g} is the most that is given. A run with N = {more.size:.3g} ({SIZE_WORDS[kind]}) on "
                 f"{more.tokens:.3g} tokens would make the range about {1 - more.narrowing:.0%} narrower."
             )
+        fits, without = self._task_fits
+        tasks = {task: fit.accuracy(end.loss, drawn) for task, fit in fits.items()}
         return Forecast(self.id, tokens, end, self._curve(end, drawn, sizes[kind], tokens), dict(sizes), kind,
-                        tuple(self._warnings(sizes, tokens)))  # fmt: skip
+                        (*self._warnings(sizes, tokens), *without), tasks=tasks)  # fmt: skip
 
     def forecast_recipe(self, recipe: Recipe) -> Forecast:
         """Forecast the run of a recipe, with a warning for each field in which it differs from the ladder.
@@ -196,9 +205,15 @@ def model_sizes(model: ModelConfig, sequence_length: int) -> dict[SizeKind, floa
     return {"total": counts.total, "non_embedding": counts.total - outside, "flops": flops}
 
 
+def _values(run: LadderRun) -> dict[str, Any]:
+    """Return a run as JSON values; ladders without tasks keep the id that they had before runs had scores."""
+    return {name: value for name, value in asdict(run).items() if name != "scores" or value}
+
+
 def write_ladder(folder: Path, ladder: Ladder) -> None:
     """Write the runs of a ladder into its folder."""
-    content = {"version": 1, "id": ladder.id, **asdict(ladder)}
+    runs = [_values(run) for run in ladder.runs]
+    content = {"version": 1, "id": ladder.id, "runs": runs, "conditions": dict(ladder.conditions)}
     write_atomic(folder / LADDER_FILE, json.dumps(content, indent=1, allow_nan=False).encode())
 
 

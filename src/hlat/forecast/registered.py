@@ -26,6 +26,8 @@ def forecast_json(forecast: Forecast) -> dict[str, Any]:
     content = {"version": _VERSION, **dataclasses.asdict(forecast)}
     content["end"] = forecast.end._asdict()
     content["curve"] = [{"fraction": fraction, **loss._asdict()} for fraction, loss in forecast.curve]
+    if not forecast.tasks:  # files without them keep their sha256
+        del content["tasks"]
     return {**content, "sha256": _hash(content)}
 
 
@@ -38,6 +40,7 @@ def parse_forecast(content: Mapping[str, Any]) -> Forecast:
         raise ValueError("it was written by another version of hlat")
     values["end"] = LossRange(**values["end"])
     values["curve"] = tuple((point.pop("fraction"), LossRange(**point)) for point in map(dict, values["curve"]))
+    values["tasks"] = {task: tuple(accuracy) for task, accuracy in values.get("tasks", {}).items()}
     return Forecast(**{**values, "warnings": tuple(values["warnings"])})
 
 

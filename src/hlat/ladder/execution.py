@@ -9,7 +9,7 @@ folders --read_results--> RungResult of each --Ladder of the finished ones--> la
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hlat.checkpoint import fork_run
@@ -35,6 +35,7 @@ class RungResult:
     curve: tuple[tuple[int, float], ...] = ()  # validations: step, loss; those of the trunk before it included
     seconds: float | None = None  # that its processes ran; None if it has not begun
     exit_code: int | None = None  # None if it was not started this time
+    scores: Mapping[str, float] = field(default_factory=dict)  # of tasks at its end: TASK/acc, TASK/bits_per_byte
 
     @property
     def loss(self) -> float | None:
@@ -123,7 +124,7 @@ def _result(plan: LadderPlan, run: PlannedRun, code: int | None = None) -> RungR
         shared = {} if before is None else {step: loss for step, loss in _losses(before).items() if step <= at.first}
         curve, at = {**shared, **curve}, trunk
     points = tuple(sorted((step, loss) for step, loss in curve.items() if step <= run.steps))
-    return RungResult(run, record.status.state, points, active_seconds(record), code)
+    return RungResult(run, record.status.state, points, active_seconds(record), code, _scores(record, run.steps))
 
 
 def _record(folder: Path) -> RunRecord | None:
@@ -138,6 +139,14 @@ def _losses(record: RunRecord) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in zip(steps, losses, strict=True)}
 
 
+def _scores(record: RunRecord, end: int) -> dict[str, float]:
+    found = {}
+    for name, (steps, values) in record.metrics.items():
+        if name.startswith("task/") and len(steps) and steps[-1] == end:
+            found[name.removeprefix("task/")] = float(values[-1])
+    return found
+
+
 def ladder_of(plan: LadderPlan, results: Sequence[RungResult]) -> Ladder | None:
     """Return the ladder of the finished runs; None if there are none."""
     runs = []
@@ -149,5 +158,5 @@ def ladder_of(plan: LadderPlan, results: Sequence[RungResult]) -> Ladder | None:
             curve = tuple((step / run.steps, loss) for step, loss in result.curve)
             # Runs that go on from each other share samples and noise.
             trunk = of_size[0].name if of_size[-1].parent is not None else ""
-            runs.append(LadderRun(run.name, sizes, run.tokens, result.loss, curve, trunk))
+            runs.append(LadderRun(run.name, sizes, run.tokens, result.loss, curve, trunk, result.scores))
     return Ladder(tuple(runs), conditions_of(plan.target.recipe)) if runs else None

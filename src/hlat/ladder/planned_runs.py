@@ -136,6 +136,7 @@ def _length_fields(target: Target, steps: int) -> dict[str, Any]:
         "evaluation": {
             "every_steps": _validation_interval(target, steps),
             "sequences": recipe.evaluation.sequences,
+            "tasks": [str(task) for task in recipe.evaluation.tasks],  # their accuracies are forecast, too
         },
         "checkpoint": checkpoint,
         **({} if horizon is None else {"schedule.horizon_steps": ceil(horizon * steps / recipe.total_steps)}),

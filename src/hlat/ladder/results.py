@@ -20,6 +20,7 @@ from hlat.runtime.quantities import rounded_text, short_count
 from hlat.runtime.terminal import listed, plural, wrapped
 
 _NONE = "-"
+_TASKS = 3  # whose accuracies are printed
 _COLUMNS = 78  # of a terminal, after two blanks
 
 
@@ -116,6 +117,10 @@ class LadderReport:
         size = f"{_count(sizes_of(recipe)['total'])} parameters on {_count(recipe.total_tokens)} tokens"
         yield f"forecast for {size}:"
         yield f"  loss  {end.loss:.4f}, 4 of 5 from {end.low:.4f} to {end.high:.4f}"
+        for task, (value, low, high) in list(self._forecast.tasks.items())[:_TASKS]:
+            yield f"  {task}  accuracy {value:.3f}, 4 of 5 from {low:.3f} to {high:.3f}"
+        if (others := len(self._forecast.tasks) - _TASKS) > 0:
+            yield f"  {others} more in --json"
         for warning in self._forecast.warnings:
             yield from (f"  {line}" for line in wrapped(warning, _COLUMNS))
         more = self.ladder.next_run(sizes_of(recipe), recipe.total_tokens)

@@ -1,12 +1,14 @@
 """The loss that a ladder forecasts, wherever a plan is shown: terminal, JSON, page; and what it chooses."""
 
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import hlat
-from hlat.forecast import CHINCHILLA, model_sizes
+from hlat.forecast import CHINCHILLA, Ladder, model_sizes, write_ladder
 from hlat.planner import (
     grid_lines,
     grid_page,
@@ -22,7 +24,7 @@ from hlat.planner.problem import question as questions
 from hlat.planner.report.html_report import answers
 from hlat.runtime.errors import PlanError
 from hlat.runtime.terminal import wrapped
-from tests.support.planner.ladders import SEQUENCE, law_of_fits, write_law
+from tests.support.planner.ladders import SEQUENCE, ladder_of_law, law_of_fits, write_law
 
 RUN = {"sequence": SEQUENCE, "global_batch": 512, "precision": "mixed"}
 
@@ -53,6 +55,21 @@ def test_a_plan_shows_the_loss_with_its_range_and_distance(ladder: Path) -> None
     assert {key: value for key, value in plan.to_dict().items() if key not in ("forecast", "assumptions")} == {
         key: value for key, value in without.to_dict().items() if key != "assumptions"
     }
+
+
+def test_a_plan_shows_accuracies_of_tasks_that_the_ladder_scored(tmp_path: Path) -> None:
+    runs = tuple(
+        replace(run, scores={"arc/bits_per_byte": run.loss / 4, "arc/acc": 1 / (1 + math.exp(run.loss - 4))})
+        for run in ladder_of_law().runs
+    )
+    write_ladder(tmp_path, Ladder(runs, ladder_of_law().conditions))
+    plan = hlat.plan("llama-3.2-1b", "p5.48xlarge:1", tokens=10**10, ladder=tmp_path, **RUN)
+    found = plan.to_dict()["forecast"]
+    value, (low, high) = found["tasks"]["arc"].values()
+    assert value == pytest.approx(1 / (1 + math.exp(found["loss"] - 4)), abs=0.01)
+    assert low < value < high
+    said = " ".join(" ".join(sentence for sentence, _ in plan_words(plan, False, None)).split())
+    assert f"accuracy in 4 of 5 runs: arc {value:.2f}, {low:.2f} to {high:.2f}" in said
 
 
 def test_rows_that_differ_in_tokens_differ_in_loss(ladder: Path) -> None:

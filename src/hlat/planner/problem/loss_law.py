@@ -40,7 +40,7 @@ from hlat.forecast import (
 from hlat.model import count_parameters, flops_per_token
 from hlat.planner.problem.shapes import llama_class_shapes
 from hlat.runtime.quantities import rounded_text, short_count, usd_text
-from hlat.runtime.terminal import listed, plural
+from hlat.runtime.terminal import NAMED, listed, plural
 
 WIDEST_SIZES = 2.0
 """Times its low end that a range of best sizes may have; beyond, the ladder chooses nothing."""
@@ -96,6 +96,7 @@ class PlannedLoss:
     more: Margin
     less: Margin
     warnings: tuple[str, ...]
+    tasks: Mapping[str, tuple[float, float, float]]  # accuracy, and its range in 4 of 5 runs
 
     @property
     def span(self) -> str:
@@ -112,6 +113,9 @@ class PlannedLoss:
         more, less = self.more.words("more tokens", "a larger model"), self.less.words("fewer tokens", "a smaller one")
         tenth = "" if usd is None else f" ({usd_text(_TENTH * usd, 2)})"
         yield "margin", f"loss for a tenth more budget{tenth}: {more}; for a tenth less: {less}"
+        if self.tasks:
+            each = [f"{task} {value:.2f}, {low:.2f} to {high:.2f}" for task, (value, low, high) in self.tasks.items()]
+            yield "tasks", f"accuracy in 4 of 5 runs: {listed(each, NAMED, '; ')}"
         yield from (("ladder", warning) for warning in self.warnings)
 
     def to_dict(self) -> dict[str, Any]:
@@ -124,6 +128,10 @@ class PlannedLoss:
             "tenth_more_budget": {"tokens": self.more.tokens, "size": self.more.size},
             "tenth_less_budget": {"tokens": self.less.tokens, "size": self.less.size},
             "warnings": list(self.warnings),
+            "tasks": {
+                task: {"accuracy": value, "accuracy_interval": interval}
+                for task, (value, *interval) in self.tasks.items()
+            },
         }
 
 
@@ -231,6 +239,7 @@ class LadderLaw:
             self.margin(sizes, tokens, _TENTH),
             self.margin(sizes, tokens, -_TENTH),
             (*forecast.warnings, *([f"{listed(unlike)}: its law may not hold"] if unlike else [])),
+            forecast.tasks,
         )
 
     def margin(self, sizes: Mapping[SizeKind, float], tokens: float, share: float) -> Margin:
