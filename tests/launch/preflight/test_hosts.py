@@ -239,7 +239,7 @@ def test_a_launch_can_go_on_without_the_bad_host(hosts: NetHosts, tmp_path: Path
 
 def test_a_host_that_freezes_is_named_in_bounded_time(hosts: NetHosts, run_dir: Path):
     processes = start_both(hosts, run_dir, "--wait", "60")
-    while len(list(run_dir.glob("doctor/*-host.json"))) < 2:
+    while len(list(run_dir.glob("doctor/**/*-host.json"))) < 2:
         assert processes[0].poll() is None
         time.sleep(0.02)
     for pid in hosts.pids("h1"):
