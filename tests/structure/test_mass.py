@@ -37,8 +37,9 @@ CEILINGS = {
     # losses of the run in its range
     "forecast": (660, 8300),
     "hardware": (910, 9650),  # prices.py reads files of quotes: 160 lines for its columns, choices and mistakes
-    # coordinate checks: 193; designs within a budget, measured steps, runs that go on from others, tables
-    "ladder": (1000, 11500),
+    # coordinate checks: 193; designs within a budget, measured steps, runs that go on from others, tables; folders of
+    # other runs, losses that are not finite and hopeless designs are refused, places that move
+    "ladder": (1080, 12600),
     # memory before a start, options and paths of Kubernetes, memory and names of Slurm's jobs
     "launch": (7080, 69500),
     # windows and rotations per layer, Gemma, capped scores, scalings of RoPE, the table of scales; sinks and biases,
