@@ -115,7 +115,7 @@ class LadderReport:
             others = "" if self.forecast is None else f"; the law is from the other {plural(self._finished, 'run')}"
             yield f"{listed(self.missing)} {verb} not finished{others}"
         if self.ladder is None or isinstance(self._forecast, str):
-            yield f"no forecast: {self._forecast}"
+            yield from wrapped(f"no forecast: {self._forecast}", _COLUMNS + 2, 2)
             return
         yield f"loss = E + A / N^alpha + B / D^beta; N: {_SIZE_WORDS[self.ladder.kind]}, D: tokens"
         for name, (value, low, high) in self.constants().items():
