@@ -9,17 +9,19 @@ folders --read_results--> RungResult of each --Ladder of the finished ones--> la
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
 from hlat.checkpoint import fork_run
 from hlat.draft import time_text
-from hlat.forecast import Ladder, LadderRun, sizes_of, write_ladder
+from hlat.forecast import Ladder, LadderRun, read_ladder, sizes_of, write_ladder
 from hlat.ladder.planned_runs import PlannedRun, places
 from hlat.ladder.record import LadderPlan, changed, loss_settings
 from hlat.reporting import RunRecord, active_seconds, read_run
 from hlat.runtime.errors import CheckpointError, DataError, NumericsError, PlanError, StorageError
+from hlat.runtime.storage.run_folder import RECIPE_NAME
 from hlat.runtime.terminal import NAMED, listed
 from hlat.sweep import Sweep, SweepRun, run_hlat
 from hlat.training import check_fork_stages
@@ -110,9 +112,9 @@ def _train_size(
 def _fork(plan: LadderPlan, run: PlannedRun) -> str:
     """Fork a run from the one before it, unless that has been done; return its recipe."""
     folder = plan.folder_of(run)
-    if not folder.exists():
+    if not (folder / RECIPE_NAME).exists():
         fork_run(f"{plan.folder / str(run.parent)}@{run.first}", folder, plan.words_of(run), check=check_fork_stages)
-    return str(folder / "recipe.yaml")
+    return str(folder / RECIPE_NAME)
 
 
 def array_of_sizes(plan: LadderPlan) -> Sweep:
@@ -129,9 +131,16 @@ def read_results(plan: LadderPlan, codes: Mapping[str, int] | None = None) -> li
 
 
 def record_results(plan: LadderPlan, results: Sequence[RungResult]) -> None:
-    """Write the ladder of the finished runs into the folder, unless there are none."""
-    if finished := ladder_of(plan, results):
-        write_ladder(plan.folder, finished)
+    """Write the ladder of the finished runs into the folder, unless there are none, or it is there; StorageError."""
+    finished = ladder_of(plan, results)
+    with suppress(PlanError):
+        if finished == read_ladder(plan.folder):
+            return  # the folder may be one that can only be read
+    if finished is not None:
+        try:
+            write_ladder(plan.folder, finished)
+        except OSError as error:
+            raise StorageError(f"{plan.folder}: the ladder cannot be recorded: {error.strerror or error}") from error
 
 
 def _result(plan: LadderPlan, run: PlannedRun, code: int | None = None) -> RungResult:
