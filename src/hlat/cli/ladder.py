@@ -95,7 +95,8 @@ def ladder(
         say(json.dumps(report.to_dict(), indent=2) if as_json else "\n".join(design_lines(plan)))
         return
     results = read_results(plan) if show else run_ladder(plan, speak, only=only, options=options)
-    record_results(plan, results)
+    if show:
+        record_results(plan, results)
     report = LadderReport(plan, tuple(results))
     say(json.dumps(report.to_dict(), indent=2) if as_json else "\n".join(report.lines()))
     failed = [result.exit_code for result in results if result.exit_code]

@@ -48,7 +48,7 @@ class RungResult:
 
 
 def run_ladder(plan: LadderPlan, say: Say, *, only: int | None = None, options: Sequence[str] = ()) -> list[RungResult]:
-    """Train the runs that are not finished, and return every run as it stands then.
+    """Train the runs that are not finished, record the ladder, and return every run as it stands then.
 
     Args:
         plan: the runs.
@@ -64,7 +64,9 @@ def run_ladder(plan: LadderPlan, say: Say, *, only: int | None = None, options: 
     for number, runs in enumerate(plan.by_size()):
         if only in (None, number) and not _train_size(plan, runs, say, options, codes):
             break
-    return read_results(plan, codes)
+    results = read_results(plan, codes)
+    record_results(plan, results)
+    return results
 
 
 def _train_size(
