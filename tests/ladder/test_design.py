@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def test_smaller_models_have_the_form_of_the_target(preset: str):
 @pytest.mark.parametrize("kind", ["wsd", "cosine"])
 def test_every_run_is_a_recipe_and_together_they_spread(tmp_path: Path, kind: str):
     goal = target(tmp_path, f"schedule.kind={kind}")
-    runs = next(candidates(goal, Axes(), tmp_path / "ladder"))
+    runs = next(candidates(goal, Axes()))
     by_name = {run.name: run for run in runs}
     assert len(by_name) == len(runs) == 20
     whole = count_parameters(goal.recipe.model).total
@@ -77,7 +78,6 @@ def test_every_run_is_a_recipe_and_together_they_spread(tmp_path: Path, kind: st
         assert recipe.total_steps == run.steps >= LEAST_STEPS and recipe.total_tokens == run.tokens
         assert count_parameters(recipe.model).total == run.parameters < whole
         assert recipe.training.seed == 3 and recipe.batch.global_batch == 8 and recipe.optimizer.lr == 2e-3
-        assert recipe.prepared_dir == tmp_path / "ladder" / "data"
         assert recipe.evaluation.sequences == goal.recipe.evaluation.sequences, "the same ones"
         assert 20 <= math.ceil(run.steps / recipe.evaluation.every_steps) <= 40
     per_parameter = [run.tokens / run.parameters for run in runs]
@@ -102,7 +102,7 @@ def test_a_fork_goes_on_where_its_trunk_had_the_rates_of_a_run_of_its_own(tmp_pa
     """Every step that two runs of a size share has the same rate in both: the law of wsd."""
     folder = tmp_path_factory.mktemp("trunk")
     goal = target(folder, f"schedule.decay_fraction={decay}", f"schedule.warmup_steps={warmup}")
-    runs = [run for run in next(candidates(goal, Axes(sizes=("w16",)), folder)) if run.name.startswith("16x")]
+    runs = [run for run in next(candidates(goal, Axes(sizes=("w16",)))) if run.name.startswith("16x")]
     first = runs[0].overrides
     recipes = [load_recipe(goal.source, [*goal.words, *first, *run.overrides]) for run in runs]
     for before, after, run in zip(recipes, recipes[1:], runs[1:], strict=False):
@@ -121,7 +121,7 @@ def test_a_design_is_within_its_budget(tmp_path_factory, budget: float):
     goal = target(folder)
 
     def drawn(amount: float) -> list[PlannedRun]:
-        return draw(candidates(goal, Axes(), folder), flops, amount, "{:.6e}".format)
+        return draw(candidates(goal, Axes()), flops, amount, "--flops", "{:.6e}".format)
 
     try:
         runs = drawn(10**budget)
@@ -135,8 +135,8 @@ def test_a_design_is_within_its_budget(tmp_path_factory, budget: float):
 
 
 def test_seconds_are_those_of_measured_sizes_and_grow_as_flops_beyond():
-    speeds = Speeds((Speed(1e3, 2.0, 1e-3, 1e-4), Speed(3e3, 4.0, 2e-3, 3e-4)), validation_tokens=100)
-    run = PlannedRun("a", 1, 1000, 10, 1e3, (), validations=2)
+    speeds = Speeds((Speed(1e3, 2.0, 1e-3, 1e-4), Speed(3e3, 4.0, 2e-3, 3e-4)))
+    run = PlannedRun("a", 1, 1000, 10, 1e3, (), validated_tokens=200)
     assert speeds.seconds(run) == pytest.approx(2 + 1000 * 1e-3 + 2 * 100 * 1e-4)
     assert speeds.seconds(replace(run, flops=2e3)) == pytest.approx(3 + 1000 * 1.5e-3 + 2 * 100 * 2e-4)
     assert speeds.seconds(replace(run, flops=6e3)) == pytest.approx(4 + 1000 * 4e-3 + 2 * 100 * 6e-4)
@@ -154,13 +154,13 @@ def test_sizes_are_measured_until_the_largest_of_the_design_has_been(tmp_path: P
         return Speed(run.flops, 1.0, 1e-6 + run.flops * 1e-13, 1e-7)
 
     def choose(cost) -> list[PlannedRun]:
-        return draw(candidates(goal, Axes(), tmp_path), cost, 60.0, str)
+        return draw(candidates(goal, Axes()), cost, 60.0, "--budget", str)
 
-    cheapest = min(candidates(goal, Axes(), tmp_path), key=lambda runs: sum(map(flops, runs)))
-    speeds = measure(choose, probe, cheapest, 1000)
+    cheapest = min(candidates(goal, Axes()), key=lambda runs: sum(map(flops, runs)))
+    speeds = measure(choose, probe, cheapest)
     runs = choose(speeds.seconds)
     assert speeds.covers(max(run.flops for run in runs)) and 2 <= len(probed) <= 5
-    truth = sum(1.0 + run.own_tokens * (1e-6 + run.flops * 1e-13) + run.validations * 1e-4 for run in runs)
+    truth = sum(1.0 + run.own_tokens * (1e-6 + run.flops * 1e-13) + run.validated_tokens * 1e-7 for run in runs)
     assert truth == pytest.approx(sum(map(speeds.seconds, runs)), rel=0.1)
 
 
@@ -186,8 +186,11 @@ def test_a_recipe_without_a_ladder_is_refused_with_every_reason(tmp_path: Path, 
         ({"budget": "soon", "flops": "many"}, ["soon", "many", "both limit"]),
         ({"sizes": "big,1M", "tokens": "5,none"}, ["--sizes: big", "--tokens: none"]),
         ({"sizes": "w17", "tokens": "5,10"}, ["w17", "16, 24"]),
-        ({"flops": "10"}, ["too little", "would do"]),
-        ({"sizes": "w8", "tokens": "0.1"}, ["batch.global_batch", "steps"]),
+        ({"flops": "10"}, ["--flops: 10 FLOPs is too little", "would do"]),
+        ({"sizes": "w8", "tokens": "0.1,0.2"}, ["batch.global_batch", "steps"]),
+        ({"tokens": "20"}, ["sizes at one token count", "Give two"]),
+        ({"sizes": "w8,w16", "tokens": "5,20"}, ["it has 4 finished runs", "2 sizes"]),
+        ({"sizes": "1B,w8,w16", "tokens": "5,20"}, ["1B", "The nearest: "]),
     ],
 )
 def test_wrong_options_are_said_with_what_would_work(tmp_path: Path, options: dict[str, str], parts: list[str]):
@@ -199,21 +202,34 @@ def test_wrong_options_are_said_with_what_would_work(tmp_path: Path, options: di
 
 
 def test_a_batch_that_gives_too_few_steps_is_refused_with_one_that_does_not(tmp_path: Path):
-    with pytest.raises(PlanError, match=r"batch\.global_batch = 4096.*at most batch\.global_batch=(\d+)"):
-        next(candidates(target(tmp_path, "batch.global_batch=4096", "schedule.warmup_steps=2"), Axes(), tmp_path))
+    with pytest.raises(PlanError, match=r"batch\.global_batch = 4096.*at most batch\.global_batch=(\d+)") as caught:
+        next(candidates(target(tmp_path, "batch.global_batch=4096", "schedule.warmup_steps=2"), Axes()))
+    advised = str(caught.value).partition("at most ")[2].partition(",")[0]
+    assert next(candidates(target(tmp_path, advised, "schedule.warmup_steps=2"), Axes()))
 
 
-def test_a_design_is_read_again_and_another_recipe_is_refused(tmp_path: Path):
-    goal = target(tmp_path)
-    question = LadderQuestion(goal.source, flops="1e13", to=str(tmp_path / "ladder"))
+def test_a_design_is_read_again_and_another_recipe_is_refused(tmp_path: Path, corpus: Path):
+    text = f"data.path={corpus}"
+    goal = target(tmp_path, text)
+    question = LadderQuestion(goal.source, (text,), flops="1e13", tokens="5, 20", to=str(tmp_path / "ladder"))
+    with pytest.raises(PlanError, match=f"no ladder in {tmp_path / 'ladder'}"):
+        plan_ladder(question, found_only=True)
+    assert not (tmp_path / "ladder").exists()
     plan = plan_ladder(question)
-    assert plan_ladder(question) == plan
+    assert (tmp_path / "ladder" / "data").is_dir(), "before any run, as a job array needs it"
+    assert all(run.validated_tokens for run in plan.runs) and sum(run.own_flops for run in plan.runs) <= 1e13
+    assert plan_ladder(replace(question, tokens="5,20")) == plan
     assert read_plan(goal, plan.folder, {"flops": None, "sizes": None}) == plan, "options may be left out"
-    assert read_plan(target(tmp_path, "run.name=other", "tracking.tensorboard=false"), plan.folder, {}) is not None
-    with pytest.raises(PlanError, match=r"(?s)another recipe.*--to.*--flops is 1e14, and was 1e13"):
+    free = ("run.name=other", "tracking.tensorboard=false", "run.ladder=runs/x", "anomalies.forecast=stop")
+    free = (*free, "training.tokens=20M", "checkpoint.every_steps=7", "evaluation.every_steps=9")
+    other = target(tmp_path, f"data.path={os.path.relpath(corpus)}", *free)
+    found = read_plan(other, plan.folder, {})
+    assert found is not None and found.runs == plan.runs and found.target.recipe.total_tokens > 19e6
+    assert found.recipe_of(found.runs[0]).run.ladder is None
+    with pytest.raises(PlanError, match=r"other settings.*--flops is 1e14, and was 1e13.*--to NEW"):
         plan_ladder(replace(question, flops="1e14"))
     with pytest.raises(PlanError, match=r"optimizer\.lr is 0\.01, and was 0\.002"):
-        plan_ladder(replace(question, words=("optimizer.lr=1e-2",)))
+        plan_ladder(replace(question, words=(text, "optimizer.lr=1e-2")))
     (plan.folder / "design.json").write_text("{")
     with pytest.raises(PlanError, match=r"design\.json: cannot be read"):
         plan_ladder(question)
@@ -225,9 +241,22 @@ def test_an_open_rate_is_one_for_each_size(tmp_path: Path):
     content["model"] |= {"hidden_size": 3072, "layers": 24, "intermediate_size": 8192}
     (tmp_path / "open.yaml").write_text(yaml.safe_dump(content))
     goal = target_recipe(str(tmp_path / "open.yaml"), ())
-    runs = next(candidates(goal, Axes(), tmp_path))
+    runs = next(candidates(goal, Axes()))
     rates = [load_recipe(goal.source, run.overrides).optimizer.lr for run in runs if run.parent is None]
     assert len(set(rates)) > 1 and all(0 < rate <= 3e-3 for rate in rates)
+    scaled = target_recipe(str(tmp_path / "open.yaml"), ("optimizer={transfer: mup, base_hidden_size: 256}",))
+    own = {load_recipe(scaled.source, [*scaled.words, *run.overrides]).optimizer.lr
+           for run in next(candidates(scaled, Axes())) if run.parent is None}  # fmt: skip
+    assert own == {scaled.recipe.optimizer.lr}, "the rule scales it"
+
+
+def test_the_warm_up_of_a_short_run_does_not_vanish(tmp_path: Path):
+    """Witness: the share by hand; a target without one has runs without one."""
+    for warmup, least in ((1, 0.02), (4000, 4000 * 8 * 32 / 10e6), (0, 0.0)):
+        goal = target(tmp_path, "schedule.kind=cosine", f"schedule.warmup_steps={warmup}")
+        for run in next(candidates(goal, Axes())):
+            recipe = load_recipe(goal.source, run.overrides)
+            assert recipe.schedule.warmup_steps == pytest.approx(least * run.steps, abs=1.01), (warmup, run)
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
@@ -237,16 +266,16 @@ def test_every_preset_has_a_ladder(tmp_path: Path, preset: str):
     sections = dict(zip(("model", "data", "batch", "training"), words, strict=True))
     (tmp_path / "preset.yaml").write_text("\n".join(f"{name}: {text}" for name, text in sections.items()))
     goal = target_recipe(str(tmp_path / "preset.yaml"), ())
-    runs = next(candidates(goal, Axes(), tmp_path))
+    runs = next(candidates(goal, Axes()))
     for run in itertools.islice(runs, 0, None, 4):
         assert load_recipe(goal.source, run.overrides).total_steps == run.steps
-    lines = design_lines(LadderPlan(goal, tmp_path, tuple(runs)))
+    lines = design_lines(LadderPlan(goal, tmp_path, tuple(runs), {}))
     assert max(map(len, lines)) <= 80
 
 
 def test_a_design_is_written_once(tmp_path: Path):
     goal = target(tmp_path)
-    plan = LadderPlan(goal, tmp_path / "ladder", tuple(next(candidates(goal, Axes(), tmp_path / "ladder"))))
+    plan = LadderPlan(goal, tmp_path / "ladder", tuple(next(candidates(goal, Axes()))), {})
     write_plan(plan, {"flops": "1e15"})
     assert read_plan(goal, plan.folder, {}) == plan
     assert [run for runs in plan.by_size() for run in runs] == list(plan.runs) and len(plan.by_size()) == 5

@@ -15,8 +15,9 @@ import pytest
 
 from hlat.config import load_recipe
 from hlat.forecast import Ladder, ScalingLaw, read_ladder, write_ladder
-from hlat.ladder import LadderPlan, LadderQuestion, LadderReport, plan_ladder, read_results, run_ladder
+from hlat.ladder import LadderPlan, LadderQuestion, LadderReport, plan_ladder, read_results, record_results, run_ladder
 from hlat.ladder import execution as trains
+from hlat.runtime.errors import PlanError
 from hlat.sweep import array_script
 from tests.support.reporting import event, line, write_lines, write_run
 
@@ -52,7 +53,7 @@ def pretend(plan: LadderPlan, finished: int | None = None) -> None:
         loss = LAW.loss(run.flops / 6, run.tokens)
         steps = range(run.first + run.steps // 20, run.steps, run.steps // 20)
         lines = [line(step, val_loss=loss * (1 + 0.1 * (1 - step / run.steps)), seconds={}) for step in steps]
-        begun = event("start", 0, step=run.first, recipe=None)
+        begun = event("start", 0, step=run.first, recipe=plan.recipe_of(run).model_dump(mode="json"))
         write_run(
             plan.folder / run.name, [*lines, line(run.steps, val_loss=loss, seconds={})], [begun, event("end", 90)]
         )
@@ -111,7 +112,7 @@ def test_a_ladder_with_missing_runs_says_which_and_forecasts_from_five(question:
     pretend(plan, 5)
     report = LadderReport(plan, tuple(read_results(plan)))
     assert report.missing == [plan.runs[5].name] and report.forecast is not None
-    assert any(plan.runs[5].name in text and "did not finish" in text for text in report.lines())
+    assert any(plan.runs[5].name in text and "the law is from the other 5 runs" in text for text in report.lines())
     shutil.rmtree(plan.folder / plan.runs[0].name)
     fewer = LadderReport(plan, tuple(read_results(plan)))
     assert fewer.forecast is None and "no forecast: 4 finished runs" in fewer.lines()[-1]
@@ -129,19 +130,62 @@ def test_runs_are_started_once_each_by_size_and_a_failure_stops_only_its_trunk(
         folder = Path(next(word for word in words if word.startswith("run.dir=")).removeprefix("run.dir=").strip('"'))
         if "16x" not in folder.name:
             run = next(one for one in plan.runs if one.name == folder.name)
-            write_run(folder, [line(run.steps, val_loss=4.0)], [event("start", 0, step=0), event("end", 5)])
+            recipe = plan.recipe_of(run).model_dump(mode="json")
+            loss = {} if "24x" in folder.name else {"val_loss": 4.0}
+            write_run(folder, [line(run.steps, **loss)], [event("start", 0, step=0, recipe=recipe), event("end", 5)])
         return 3 if "16x" in folder.name else 0, False
 
     monkeypatch.setattr(trains, "run_hlat", run_hlat)
     said = list[str]()
     results = run_ladder(plan, said.append, options=("--nproc", "2"))
     # Folders without checkpoints: no fork can be made, which is said.
-    assert [result.exit_code for result in results] == [0, 2, 3, 2, 0, 2]
+    assert [result.exit_code for result in results] == [0, 2, 3, 3, 2, 2]
     assert all(words[:5] == ["train", "--quiet", "--nproc", "2", question.recipe] for words in started)
-    assert len(started) == 3 and sum("cannot go on" in text for text in said) == 3
+    assert len(started) == 3 and sum("cannot go on" in text for text in said) == 1
+    assert sum("not started: it continues" in text and "which failed" in text for text in said) == 2
+    assert any(f"without a final validation loss; see {plan.folder_of(plan.runs[4])}" in text for text in said)
     run_ladder(plan, said.append)
-    assert len(started) == 4, "finished runs are left alone"
-    assert len(read_ladder(plan.folder).runs) == 2
+    assert len(started) == 5, "finished runs are left alone"
+    assert [run.name for run in read_ladder(plan.folder).runs] == [plan.runs[0].name]
+
+
+def test_a_loss_that_is_not_finite_counts_as_missing(question: LadderQuestion, monkeypatch: pytest.MonkeyPatch):
+    plan = plan_ladder(question)
+    pretend(plan)
+    last = plan.runs[-1]
+    file = plan.folder_of(last) / "metrics.jsonl"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines[:-1], json.dumps(line(last.steps, val_loss=float("nan"), seconds={}))]) + "\n")
+    results = read_results(plan)
+    assert results[-1].loss is None and results[-1].state == "nan"
+    assert all(math.isfinite(loss) for _, loss in results[-1].curve)
+    report = LadderReport(plan, tuple(results))
+    record_results(plan, results)
+    assert report.missing == [last.name] and len(read_ladder(plan.folder).runs) == 5
+    assert " nan " in report.lines()[6]
+    monkeypatch.setattr(trains, "run_hlat", lambda *words, **more: pytest.fail("it has been trained"))
+    run_ladder(plan, lambda text: None)
+
+
+def test_a_folder_with_another_run_is_refused(question: LadderQuestion):
+    plan = plan_ladder(question)
+    pretend(plan)
+    words = (*question.words, "training.seed=4")
+    (plan.folder / "design.json").unlink()
+    other = plan_ladder(replace(question, words=words))
+    for act in (read_results, lambda plan: run_ladder(plan, lambda text: None)):
+        with pytest.raises(PlanError, match=rf"{plan.folder_of(plan.runs[0])}.*training\.seed is 4, and was 3"):
+            act(other)
+
+
+def test_a_moved_ladder_trains_where_it_is(question: LadderQuestion, tmp_path: Path):
+    old = plan_ladder(question)
+    old.folder.rename(tmp_path / "moved")
+    plan = plan_ladder(replace(question, to=str(tmp_path / "moved")), found_only=True)
+    for run in plan.runs:
+        recipe = plan.recipe_of(run)
+        assert recipe.run_dir == tmp_path / "moved" / run.name and recipe.prepared_dir == tmp_path / "moved" / "data"
+    assert str(old.folder) not in (plan.folder / "design.json").read_text()
 
 
 def test_an_element_of_the_job_array_trains_one_size(question: LadderQuestion):
@@ -162,7 +206,7 @@ def test_a_ladder_killed_and_resumed_is_that_of_one_that_was_not(cli, question: 
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     done = cli(*command(question, whole))
     assert done.returncode == 0, done.stderr
-    assert "forecast for" in done.stdout and max(map(len, done.stdout.splitlines())) <= 120
+    assert "forecast" in done.stdout and max(map(len, done.stdout.splitlines())) <= 120
     plan = plan_ladder(replace(question, to=str(whole)))
 
     python = [sys.executable, "-P", "-m", "hlat"]

@@ -57,7 +57,7 @@ def ladder(
 ) -> None:
     """Train small models of a recipe, and forecast its loss from them. The same command again goes on.
 
-    With --budget, text is prepared and steps of some sizes are measured first, also by --dry-run.
+    Text is prepared first. With --budget, that and timing a few steps is done by --dry-run too.
     """
     if coordinates:
         _check_coordinates(recipe, overrides or [], as_json=as_json)
@@ -69,6 +69,7 @@ def ladder(
         design_lines,
         plan_ladder,
         read_results,
+        record_results,
         run_ladder,
     )
 
@@ -81,7 +82,7 @@ def ladder(
     speak = (lambda _: None) if as_json else say
     question = LadderQuestion(recipe, tuple(overrides or ()), budget, flops, sizes, tokens, to)
     with data_progress() as progress:
-        plan = plan_ladder(question, options=options, keep=not dry_run, say=speak, progress=progress)
+        plan = plan_ladder(question, options=options, keep=not dry_run, found_only=show, say=speak, progress=progress)
     if only is not None and only >= len(plan.by_size()):
         last = len(plan.by_size()) - 1
         raise LaunchError(f"--only {only}: the ladder has {plural(last + 1, 'size')}. Use 0 to {last}.")
@@ -94,6 +95,8 @@ def ladder(
         say(json.dumps(report.to_dict(), indent=2) if as_json else "\n".join(design_lines(plan)))
         return
     results = read_results(plan) if show else run_ladder(plan, speak, only=only, options=options)
+    if show:
+        record_results(plan, results)
     report = LadderReport(plan, tuple(results))
     say(json.dumps(report.to_dict(), indent=2) if as_json else "\n".join(report.lines()))
     failed = [result.exit_code for result in results if result.exit_code]

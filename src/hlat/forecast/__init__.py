@@ -18,6 +18,7 @@ from hlat.runtime.lazy import lazily
 if TYPE_CHECKING:
     from hlat.forecast.comparison import *
     from hlat.forecast.conditions import *
+    from hlat.forecast.design import *
     from hlat.forecast.fitting import *
     from hlat.forecast.ladder import *
     from hlat.forecast.law import *
@@ -28,6 +29,7 @@ __getattr__ = lazily(
     {
         "comparison": "TOO_HIGH_IN_A_ROW ForecastWatch expected_at",
         "conditions": "conditions_of",
+        "design": "check_design",
         "fitting": "LEAST_RUNS LawFit LossRange Observation fit_law fit_range",
         "ladder": (
             "LADDER_FILE Forecast Ladder LadderRun SIZE_WORDS SizeKind model_sizes read_ladder sizes_of write_ladder"

@@ -26,7 +26,7 @@ __getattr__ = lazily(
     __name__,
     {
         "coordinates": "CoordinateTable STEPS WIDTHS coordinate_lines coordinate_table coordinates_json",
-        "execution": "array_of_sizes read_results run_ladder",
+        "execution": "array_of_sizes read_results record_results run_ladder",
         "planning": "LadderQuestion plan_ladder",
         "record": "LadderPlan",
         "results": "LadderReport design_lines",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 
-from hlat.ladder.planned_runs import PlannedRun, Target
+from hlat.ladder.planned_runs import PlannedRun, Target, places
 from hlat.runtime.errors import LaunchError
 from hlat.sweep import run_hlat
 from hlat.tracking import read_metrics
@@ -41,16 +41,11 @@ class Speeds:
     """Measured sizes, the smallest first, and what stands between them."""
 
     measured: tuple[Speed, ...]
-    validation_tokens: int  # of one validation
 
     def seconds(self, run: PlannedRun) -> float:
         """Predict the seconds of what a run does itself."""
         speed = self._at(run.flops)
-        return (
-            speed.start
-            + run.own_tokens * speed.token
-            + run.validations * self.validation_tokens * speed.validation_token
-        )
+        return speed.start + run.own_tokens * speed.token + run.validated_tokens * speed.validation_token
 
     def covers(self, flops: float) -> bool:
         return any(1 / _APART <= flops / one.flops <= _APART for one in self.measured)
@@ -75,20 +70,19 @@ def measure(
     choose: Callable[[Callable[[PlannedRun], float]], Sequence[PlannedRun]],
     probe: Callable[[PlannedRun], Speed],
     first: Sequence[PlannedRun],
-    validation_tokens: int,
 ) -> Speeds:
     """Measure two sizes, then on until the largest one that ``choose`` takes, given the seconds of a run, is measured.
 
     The first two are the ends of ``first``, the cheapest design: whether the budget pays for it must not be a guess.
     """
     ends = (min(first, key=lambda run: run.flops), max(first, key=lambda run: run.flops))
-    speeds = Speeds(tuple(probe(run) for run in ends), validation_tokens)
+    speeds = Speeds(tuple(probe(run) for run in ends))
     while not speeds.covers((largest := max(choose(speeds.seconds), key=lambda run: run.flops)).flops):
-        speeds = Speeds(tuple(sorted((*speeds.measured, probe(largest)), key=lambda one: one.flops)), validation_tokens)
+        speeds = Speeds(tuple(sorted((*speeds.measured, probe(largest)), key=lambda one: one.flops)))
     return speeds
 
 
-def probe_run(target: Target, run: PlannedRun, folder: Path, validation_tokens: int, options: Sequence[str]) -> Speed:
+def probe_run(target: Target, run: PlannedRun, folder: Path, options: Sequence[str]) -> Speed:
     """Train some steps of a run of the ladder in a folder of its own, which is removed; LaunchError if that fails."""
     recipe = target.recipe
     batch = recipe.batch.global_batch
@@ -106,7 +100,7 @@ def probe_run(target: Target, run: PlannedRun, folder: Path, validation_tokens: 
         f"batch.global_batch={batch}",
         f"evaluation={{every_steps: null, sequences: {sequences}}}",
         "checkpoint={every_steps: null, background: false}",
-        f"run.dir={place}",
+        *places(target, folder, "probe"),
     ]
     rmtree(place, ignore_errors=True)
     began = time.monotonic()
@@ -124,6 +118,8 @@ def probe_run(target: Target, run: PlannedRun, folder: Path, validation_tokens: 
     step = statistics.median(
         sum(seconds for phase, seconds in line.items() if phase != "evaluation") for line in lines[_WARM:]
     )
-    validated = min(sequences * recipe.data.sequence_length, validation_tokens)
+    validated = sequences * recipe.data.sequence_length
+    if target.validation_tokens is not None:
+        validated = min(validated, target.validation_tokens)
     tokens = batch * recipe.data.sequence_length
     return Speed(run.flops, max(0.0, wall - _STEPS * step - validation), step / tokens, validation / validated)

@@ -11,11 +11,11 @@ that sizes are compared at equal tokens and tokens at equal size.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, log
-from pathlib import Path
 
 from hlat.config import Problem, Recipe, RecipeError, load_recipe
-from hlat.forecast import LEAST_RUNS
+from hlat.forecast import LEAST_RUNS, Observation, check_design, sizes_of
 from hlat.ladder.planned_runs import PlannedRun, Target, runs_of_size
+from hlat.ladder.record import LadderPlan
 from hlat.ladder.shapes import Shape, block_parameters, nearest, smaller_shapes
 from hlat.model import count_parameters
 from hlat.planner import resolve_defaults
@@ -29,6 +29,7 @@ _LEAST_SIZES = 3
 _LEAST_RATIO, _USUAL_RATIO, _MOST_RATIO = 5.0, 40.0, 160.0  # tokens per parameter
 _SMALLEST, _LARGEST = 1 / 100, 1 / 3  # of the target's blocks
 _SPREAD = 8.0  # least ratio of the largest size to the smallest
+_FARTHEST, _NAMED = 1.5, 3  # factor up to which a model is of a user's size; nearest ones that a message names
 _SMALLER = 0.8  # times the largest size, where a design costs too much
 
 
@@ -52,13 +53,16 @@ class Axes:
                 known, reason = None, f"is none: {error}"
             if not known:
                 problems.append(f"--sizes: {word} {reason}. Write parameters or widths, as in 1M,3M,10M or w128,w256.")
-        for word in tokens.split(",") if tokens != "auto" else ():
+        for word in tokens.replace(" ", "").split(",") if tokens != "auto" else ():
             try:
                 ratios.append(float(word))
             except ValueError:
                 ratios.append(0.0)
             if not 0 < ratios[-1] < float("inf"):
                 problems.append(f"--tokens: {word} is no number of tokens per parameter. Write them as in 5,10,20,40.")
+        if len(set(ratios)) == 1:
+            # Tokens would be a multiple of the size, so that the law's two terms could not be told apart.
+            problems.append("--tokens: sizes at one token count are too few runs. Give two counts of --tokens or more.")
         if problems:
             raise PlanError("\n".join(problems))
         return cls(None if sizes == "auto" else chosen, tuple(sorted(set(ratios))) or None)
@@ -69,8 +73,8 @@ def target_recipe(source: str, words: Sequence[str]) -> Target:
     given = load_recipe(source, words)
     if problems := list(_problems(given)):
         raise RecipeError(problems, source)
-    recipe, _ = resolve_defaults(given, here=False)
-    return Target(recipe, source, tuple(words), given.gives("optimizer.lr"))
+    recipe, choices = resolve_defaults(given, here=False)
+    return Target(recipe, source, tuple(words), frozenset(path for choice in choices for path in choice.values))
 
 
 def _problems(recipe: Recipe) -> Iterator[Problem]:
@@ -90,25 +94,36 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
         yield Problem("model", "is too small: there are too few smaller ones with heads of this width.", remedy)
 
 
+def refuse_undetermined(plan: LadderPlan) -> None:
+    """Raise PlanError if the runs of a ladder determine no law, however well they go."""
+    sizes = [sizes_of(plan.recipe_of(run)) for run in plan.runs]
+    for kind in sizes[0]:
+        check_design([Observation(each[kind], run.tokens, 1.0) for each, run in zip(sizes, plan.runs, strict=True)])
+
+
 def draw(
     designs: Iterator[list[PlannedRun]],
     cost: Callable[[PlannedRun], float],
     budget: float,
+    option: str,
     text: Callable[[float], str],
 ) -> list[PlannedRun]:
-    """Return the first design whose cost is within a budget; PlanError if none is. ``text`` writes a cost."""
+    """Return the first design whose cost is within the budget of an option; PlanError if none is.
+
+    ``text`` writes a cost.
+    """
     costs = list[float]()
     for runs in designs:
         costs.append(sum(map(cost, runs)))
         if costs[-1] <= budget:
             return runs
     raise PlanError(
-        f"--budget: {text(budget)} is too little for the {LEAST_RUNS} runs that determine a law. "
+        f"{option}: {text(budget)} is too little for the {LEAST_RUNS} runs that determine a law. "
         f"{text(1.1 * min(costs))} would do, or smaller --sizes or --tokens."
     )
 
 
-def candidates(target: Target, axes: Axes, folder: Path) -> Iterator[list[PlannedRun]]:
+def candidates(target: Target, axes: Axes) -> Iterator[list[PlannedRun]]:
     """Yield designs, the most wanted first: those with more runs, and of these the ones with larger models.
 
     PlanError: there is none, since runs would have too few steps, or sizes are too close.
@@ -125,10 +140,11 @@ def candidates(target: Target, axes: Axes, folder: Path) -> Iterator[list[Planne
         for shape in shapes:
             _refuse_few_steps(target, shape, ratios[0])
             if (shape.name, ratios) not in known:
-                known[shape.name, ratios] = runs_of_size(target, shape, ratios, folder)
+                known[shape.name, ratios] = runs_of_size(target, shape, ratios)
         yield [run for shape in shapes for run in known[shape.name, ratios]]
     if not grids:
-        _refuse_few_steps(target, nearest(found, found[-1].block_parameters / _SPREAD), lists[0][0])
+        most = min(block_parameters(target.recipe.model) * _LARGEST, found[-1].block_parameters) / _SPREAD
+        _refuse_few_steps(target, [found[0], *(one for one in found if one.block_parameters <= most)][-1], lists[0][0])
         raise PlanError(f"{target.source}: no three smaller models are far enough apart. Name some with --sizes.")
 
 
@@ -170,6 +186,10 @@ def _chosen(found: Sequence[Shape], sizes: Sequence[str]) -> list[Shape]:
             shape = min(by_width, key=lambda one: one.distortion)
         else:
             shape = min(found, key=lambda one: abs(log(one.parameters / size)) + one.distortion / 8)
+            if not 1 / _FARTHEST <= shape.parameters / size <= _FARTHEST:
+                near = sorted({one.parameters for one in found}, key=lambda count: abs(log(count / size)))[:_NAMED]
+                nearest_ones = ", ".join(map(short_count, sorted(near)))
+                raise PlanError(f"--sizes: {word}: no smaller model has about this size. The nearest: {nearest_ones}.")
         chosen[shape.name] = shape
     return sorted(chosen.values(), key=lambda one: one.parameters)
 
@@ -181,9 +201,10 @@ def _steps(target: Target, shape: Shape, ratio: float) -> int:
 def _refuse_few_steps(target: Target, shape: Shape, ratio: float) -> None:
     if (steps := _steps(target, shape, ratio)) < LEAST_STEPS:
         batch = target.recipe.batch.global_batch
-        most = max(1, batch * steps // LEAST_STEPS)
+        most = int(ratio * shape.parameters / (LEAST_STEPS * target.recipe.data.sequence_length))
+        smaller = f"the recipe at most batch.global_batch={most}, or " if most else ""
         raise PlanError(
             f"{target.source}: a model of {short_count(shape.parameters)} parameters on {ratio:g} tokens per parameter "
             f"makes {steps} steps of the recipe's batch.global_batch = {batch}, and fewer than {LEAST_STEPS} say "
-            f"little. Give the recipe at most batch.global_batch={most}, or the ladder larger --sizes or --tokens."
+            f"little. Give {smaller}the ladder larger --sizes or --tokens."
         )

@@ -9,21 +9,26 @@ folders --read_results--> RungResult of each --Ladder of the finished ones--> la
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 
 from hlat.checkpoint import fork_run
-from hlat.config import load_recipe
 from hlat.draft import time_text
-from hlat.forecast import Ladder, LadderRun, conditions_of, sizes_of, write_ladder
-from hlat.ladder.planned_runs import PlannedRun
-from hlat.ladder.record import LadderPlan
+from hlat.forecast import Ladder, LadderRun, read_ladder, sizes_of, write_ladder
+from hlat.ladder.planned_runs import PlannedRun, places
+from hlat.ladder.record import LadderPlan, changed, loss_settings
 from hlat.reporting import RunRecord, active_seconds, read_run
-from hlat.runtime.errors import CheckpointError, DataError, StorageError
+from hlat.runtime.errors import CheckpointError, DataError, NumericsError, PlanError, StorageError
+from hlat.runtime.storage.run_folder import RECIPE_NAME
+from hlat.runtime.terminal import NAMED, listed
 from hlat.sweep import Sweep, SweepRun, run_hlat
 from hlat.training import check_fork_stages
 
 Say = Callable[[str], None]
+NOT_FINITE = "nan"
+"""State of a run whose last loss is not finite: it counts as one that has not finished."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +56,17 @@ def run_ladder(plan: LadderPlan, say: Say, *, only: int | None = None, options: 
         say: shows a message to the user.
         only: number of the size to train, from 0; None trains all.
         options: options of ``hlat train``, such as ("--nproc", "2").
+
+    Raises:
+        PlanError: a folder has a run with other settings.
     """
+    read_results(plan)  # before the first step, a folder with another run is refused
     codes = dict[str, int]()
     for number, runs in enumerate(plan.by_size()):
         if only in (None, number) and not _train_size(plan, runs, say, options, codes):
             break
     results = read_results(plan, codes)
-    if finished := ladder_of(plan, results):
-        write_ladder(plan.folder, finished)
+    record_results(plan, results)
     return results
 
 
@@ -71,10 +79,17 @@ def _train_size(
         if (before := _result(plan, run)).loss is not None:
             say(f"{head}: loss {before.loss:.4f}, finished before")
             continue
-        recipe, overrides = plan.target.source, (*plan.target.words, *run.overrides)
+        if before.state == NOT_FINITE:
+            say(f"{head}: loss nan, finished before, and not counted")
+            continue
+        recipe, overrides = plan.target.source, (*plan.target.words, *plan.words_of(run))
         if run.parent is not None:
+            if codes.get(run.parent):
+                codes[run.name] = codes[run.parent]
+                say(f"{head}: not started: it continues {run.parent}, which failed")
+                continue
             try:
-                recipe, overrides = _fork(plan, run), ()
+                recipe, overrides = _fork(plan, run), places(plan.target, plan.folder, run.name)
             except (CheckpointError, StorageError) as error:
                 codes[run.name] = error.exit_code
                 say(f"{head}: cannot go on from {run.parent}: {error}")
@@ -84,19 +99,25 @@ def _train_size(
         codes[run.name], interrupted = run_hlat(["train", "--quiet", *options, recipe, *overrides], silent=True)
         if interrupted:
             return False
-        if (after := _result(plan, run)).loss is None:
+        after = _result(plan, run)
+        if after.loss is not None:
+            say(f"{head}: loss {after.loss:.4f} after {time_text(after.seconds or 0.0)}")
+        elif codes[run.name]:
             say(f"{head}: failed with exit code {codes[run.name]}")
         else:
-            say(f"{head}: loss {after.loss:.4f} after {time_text(after.seconds or 0.0)}")
+            codes[run.name] = NumericsError.exit_code if after.state == NOT_FINITE else DataError.exit_code
+            events = plan.folder_of(run) / "events.jsonl"
+            ended = "with the loss nan" if after.state == NOT_FINITE else "without a final validation loss"
+            say(f"{head}: ended {ended}; see {events}")
     return True
 
 
 def _fork(plan: LadderPlan, run: PlannedRun) -> str:
     """Fork a run from the one before it, unless that has been done; return its recipe."""
     folder = plan.folder_of(run)
-    if not folder.exists():
-        fork_run(f"{plan.folder / str(run.parent)}@{run.first}", folder, run.overrides, check=check_fork_stages)
-    return str(folder / "recipe.yaml")
+    if not (folder / RECIPE_NAME).exists():
+        fork_run(f"{plan.folder / str(run.parent)}@{run.first}", folder, plan.words_of(run), check=check_fork_stages)
+    return str(folder / RECIPE_NAME)
 
 
 def array_of_sizes(plan: LadderPlan) -> Sweep:
@@ -112,19 +133,54 @@ def read_results(plan: LadderPlan, codes: Mapping[str, int] | None = None) -> li
     return [_result(plan, run, (codes or {}).get(run.name)) for run in plan.runs]
 
 
+def record_results(plan: LadderPlan, results: Sequence[RungResult]) -> None:
+    """Write the ladder of the finished runs into the folder, unless there are none, or it is there; StorageError."""
+    finished = ladder_of(plan, results)
+    with suppress(PlanError):
+        if finished == read_ladder(plan.folder):
+            return  # the folder may be one that can only be read
+    if finished is not None:
+        try:
+            write_ladder(plan.folder, finished)
+        except OSError as error:
+            raise StorageError(f"{plan.folder}: the ladder cannot be recorded: {error.strerror or error}") from error
+
+
 def _result(plan: LadderPlan, run: PlannedRun, code: int | None = None) -> RungResult:
     record = _record(plan.folder_of(run))
     if record is None:
         return RungResult(run, "not begun", exit_code=code)
+    _refuse_other(plan, run, record)
     curve, at = _losses(record), run
+    ended_at_nan = not isfinite(curve.get(run.steps, 0.0))
     while at.parent is not None:
         # A fork has no lines of the steps before it.
         trunk = next(one for one in plan.runs if one.name == at.parent)
         before = _record(plan.folder_of(trunk))
         shared = {} if before is None else {step: loss for step, loss in _losses(before).items() if step <= at.first}
         curve, at = {**shared, **curve}, trunk
-    points = tuple(sorted((step, loss) for step, loss in curve.items() if step <= run.steps))
-    return RungResult(run, record.status.state, points, active_seconds(record), code, _scores(record, run.steps))
+    points = tuple(sorted((step, loss) for step, loss in curve.items() if step <= run.steps and isfinite(loss)))
+    state = NOT_FINITE if ended_at_nan else record.status.state
+    return RungResult(run, state, points, active_seconds(record), code, _scores(record, run.steps))
+
+
+def _refuse_other(plan: LadderPlan, run: PlannedRun, record: RunRecord) -> None:
+    """Raise PlanError if a folder has a run with other settings than those of its place in the ladder."""
+    if not record.settings:
+        if record.metrics:
+            raise PlanError(f"{record.folder}: has a run whose recipe is unknown. Move it away, or use --to NEW")
+        return
+    if record.recipe is None:
+        raise PlanError(f"{record.folder}: has a run of another version of hlat. Move it away, or use --to NEW")
+    before, now = (
+        {**loss_settings(recipe), "training.steps": recipe.total_steps}
+        for recipe in (record.recipe, plan.recipe_of(run))
+    )
+    if problems := changed(before, now):
+        raise PlanError(
+            f"{record.folder}: has a run with other settings ({listed(problems, NAMED, '; ')}). Move it away, or use "
+            "--to NEW"
+        )
 
 
 def _record(folder: Path) -> RunRecord | None:
@@ -154,9 +210,9 @@ def ladder_of(plan: LadderPlan, results: Sequence[RungResult]) -> Ladder | None:
         if result.loss is not None:
             run = result.run
             of_size = next(one for one in plan.by_size() if run in one)
-            sizes = sizes_of(load_recipe(plan.target.source, [*plan.target.words, *of_size[0].overrides]))
+            sizes = sizes_of(plan.recipe_of(run))
             curve = tuple((step / run.steps, loss) for step, loss in result.curve)
             # Runs that go on from each other share samples and noise.
             trunk = of_size[0].name if of_size[-1].parent is not None else ""
             runs.append(LadderRun(run.name, sizes, run.tokens, result.loss, curve, trunk, result.scores))
-    return Ladder(tuple(runs), conditions_of(plan.target.recipe)) if runs else None
+    return Ladder(tuple(runs), plan.conditions) if runs else None

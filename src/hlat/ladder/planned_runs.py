@@ -24,6 +24,7 @@ from hlat.model import flops_per_token
 from hlat.planner import peak_rate
 
 _VALIDATIONS, _LEAST_VALIDATIONS, _SAVES = 20, 5, 2  # of a run, on its way
+_LEAST_WARMUP = 0.02  # of a run: the share of a long target is too few steps of a short run
 _VALIDATION_SHARE = 0.25  # of the FLOPs of training, above which a run validates less often
 
 
@@ -34,7 +35,7 @@ class Target:
     recipe: Recipe  # with every value that its run would choose
     source: str  # file, or the name of a shipped recipe
     words: tuple[str, ...]  # overrides
-    gives_rate: bool  # False: its peak rate is that of a law of size and tokens
+    chosen: frozenset[str] = frozenset()  # fields of these values: they depend on the length of the run
     validation_tokens: int | None = None  # of one validation; None if the text is not prepared yet
 
 
@@ -48,7 +49,7 @@ class PlannedRun:
     steps: int
     flops: float  # per token
     overrides: tuple[str, ...]  # of the recipe; with a parent, of the parent's recipe
-    validations: int  # that it does itself
+    validated_tokens: int = 0  # in all validations that it does itself; 0 if the text is not prepared yet
     parent: str | None = None  # run of the same size from whose checkpoint it goes on
     first: int = 0  # step of that checkpoint
     seconds: float | None = None  # expected, of what it does itself
@@ -58,12 +59,17 @@ class PlannedRun:
         """Tokens of the steps that it does itself."""
         return self.tokens * (1 - self.first / self.steps)
 
+    @property
+    def own_flops(self) -> float:
+        """FLOPs of what it does itself: a validation is forward only, a third of training."""
+        return self.flops * (self.own_tokens + self.validated_tokens / 3)
 
-def runs_of_size(target: Target, shape: Shape, ratios: Sequence[float], folder: Path) -> list[PlannedRun]:
+
+def runs_of_size(target: Target, shape: Shape, ratios: Sequence[float]) -> list[PlannedRun]:
     """Return the runs of a size, one for each number of tokens per parameter, the shortest first."""
     recipe = target.recipe
     lengths = sorted({ceil(ratio * shape.parameters / recipe.tokens_per_step) for ratio in ratios})
-    fields = _common_fields(target, shape, lengths, folder)
+    fields = _common_fields(target, shape, lengths)
     flops = flops_per_token(shape.of(recipe.model), recipe.data.sequence_length)
     runs = list[PlannedRun]()
     for steps in lengths:
@@ -72,14 +78,21 @@ def runs_of_size(target: Target, shape: Shape, ratios: Sequence[float], folder: 
         first = 0 if before is None else before_decay(recipe, before.steps)
         own = _length_fields(target, steps)
         if before is None:
-            own |= {**fields, "schedule.warmup_steps": _warmup(recipe, lengths, steps), "run.dir": str(folder / name)}
+            own |= {**fields, "schedule.warmup_steps": _warmup(recipe, lengths, steps)}
         every = _validation_interval(target, steps)
-        validations = ceil(steps / every) - first // every
+        validated = (ceil(steps / every) - first // every) * (target.validation_tokens or 0)
         words = tuple(f"{path}={json.dumps(value)}" for path, value in own.items())
         parent = None if before is None else before.name
         tokens = steps * recipe.tokens_per_step
-        runs.append(PlannedRun(name, shape.parameters, tokens, steps, flops, words, validations, parent, first))
+        runs.append(PlannedRun(name, shape.parameters, tokens, steps, flops, words, validated, parent, first))
     return runs
+
+
+def places(target: Target, folder: Path, name: str) -> tuple[str, ...]:
+    """Return the overrides that put a run into the ladder's folder as it is now, with the text that all runs share."""
+    # A folder may be moved or copied: designs and recipes of runs have the place where it was.
+    data = target.recipe.data.prepared_dir or str(folder / "data")
+    return (f"run.dir={json.dumps(str(folder / name))}", f"data.prepared_dir={json.dumps(data)}")
 
 
 def has_trunk(recipe: Recipe) -> bool:
@@ -92,12 +105,12 @@ def before_decay(recipe: Recipe, steps: int) -> int:
     return steps - max(1, round(recipe.schedule.decay_fraction * steps))
 
 
-def _common_fields(target: Target, shape: Shape, lengths: Sequence[int], folder: Path) -> dict[str, Any]:
+def _common_fields(target: Target, shape: Shape, lengths: Sequence[int]) -> dict[str, Any]:
     """Return the fields that all runs of a size share."""
     recipe = target.recipe
     rate = recipe.optimizer.lr
-    if not target.gives_rate:
-        # One for all lengths, of which a wsd run has several.
+    if "optimizer.lr" in target.chosen and getattr(recipe.optimizer, "transfer", "none") == "none":
+        # One for all lengths, of which a wsd run has several. A transfer rule scales one rate itself.
         tokens = sqrt(lengths[0] * lengths[-1]) * recipe.tokens_per_step
         per_token = flops_per_token(shape.of(recipe.model), recipe.data.sequence_length)
         rate = peak_rate(per_token * tokens, tokens, trained=False)
@@ -110,7 +123,7 @@ def _common_fields(target: Target, shape: Shape, lengths: Sequence[int], folder:
         "memory": {},
         "training.tokens": None,
         "training.stop_after": None,
-        "data.prepared_dir": recipe.data.prepared_dir or str(folder / "data"),
+        "run.ladder": None,  # it is about the target
     }
 
 
@@ -145,7 +158,9 @@ def _length_fields(target: Target, steps: int) -> dict[str, Any]:
 
 def _warmup(recipe: Recipe, lengths: Sequence[int], steps: int) -> int:
     """Return the steps of warm-up: the target's share of the run; with a trunk, one number for all of its runs."""
-    share = recipe.schedule.warmup_steps / recipe.total_steps
+    if not recipe.schedule.warmup_steps:
+        return 0
+    share = max(_LEAST_WARMUP, recipe.schedule.warmup_steps / recipe.total_steps)
     if not has_trunk(recipe):
         return ceil(share * steps)
     return min(ceil(share * sqrt(lengths[0] * lengths[-1])), before_decay(recipe, lengths[0]) - 1)

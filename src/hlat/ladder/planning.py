@@ -8,15 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hlat.config import load_recipe
 from hlat.data import ProgressCallback, prepare_recipe_data
 from hlat.draft import time_text
-from hlat.ladder.cost import Speed, Speeds, measure, probe_run
-from hlat.ladder.design import Axes, candidates, draw, target_recipe
+from hlat.forecast import conditions_of
+from hlat.ladder.cost import Speed, measure, probe_run
+from hlat.ladder.design import Axes, candidates, draw, refuse_undetermined, target_recipe
 from hlat.ladder.planned_runs import PlannedRun, Target
 from hlat.ladder.record import LadderPlan, read_plan, write_plan
 from hlat.runtime.errors import PlanError
 from hlat.runtime.quantities import QuantityError, parse_seconds
+from hlat.runtime.terminal import plural
 
 AUTO = "auto"
 
@@ -37,7 +38,8 @@ class LadderQuestion:
     def asked(self) -> dict[str, str | None]:
         """Options that decide the design; None for those that are left open."""
         lists = {
-            name: None if value == AUTO else value for name, value in (("sizes", self.sizes), ("tokens", self.tokens))
+            name: None if value == AUTO else value.replace(" ", "")
+            for name, value in (("sizes", self.sizes), ("tokens", self.tokens))
         }
         return {"budget": self.budget, "flops": self.flops, **lists}
 
@@ -47,6 +49,7 @@ def plan_ladder(
     *,
     options: Sequence[str] = (),
     keep: bool = True,
+    found_only: bool = False,
     say: Callable[[str], None] = lambda text: None,
     progress: ProgressCallback | None = None,
 ) -> LadderPlan:
@@ -55,13 +58,15 @@ def plan_ladder(
     Args:
         question: recipe, overrides and options.
         options: options of ``hlat train``, such as ("--nproc", "2"), for the steps that are measured.
-        keep: write the design into the folder, so that the runs can be trained.
+        keep: prepare the text and write the design into the folder, so that the runs can be trained.
+        found_only: draw none.
         say: shows a message to the user.
         progress: called while text is prepared.
 
     Raises:
         RecipeError: the recipe has mistakes, or there is no ladder of it; with every problem.
-        PlanError: an option is wrong, the budget is too small, or the folder has another ladder.
+        PlanError: an option is wrong, the budget is too small, the runs would determine no law, the folder has
+            another ladder, or none with ``found_only``.
         LaunchError: steps were to be measured, and their run failed.
     """
     axes = Axes.parse(question.sizes, question.tokens)
@@ -69,23 +74,25 @@ def plan_ladder(
     folder = Path(question.to or Path("runs") / f"{target.recipe.run.name}-ladder")
     if (found := read_plan(target, folder, question.asked)) is not None:
         return found
+    if found_only:
+        raise PlanError(f"no ladder in {folder}")
     seconds, flops = _budgets(question)
-    if seconds is None:
-        runs = draw(
-            candidates(target, axes, folder), lambda run: run.own_tokens * run.flops, flops, "{:.2g} FLOPs".format
-        )
-    else:
+
+    def drawn(known: Target) -> list[PlannedRun]:
+        return draw(candidates(known, axes), lambda run: run.own_flops, flops, "--flops", "{:.2g} FLOPs".format)
+
+    def plan_of(runs: Sequence[PlannedRun]) -> LadderPlan:
+        return LadderPlan(target, folder, tuple(runs), conditions_of(target.recipe))
+
+    # What cannot be done is said before text is prepared, without the FLOPs of validations.
+    plan = plan_of(drawn(target))
+    refuse_undetermined(plan)
+    if keep or seconds is not None:
         say("preparing text")
-        tokens = _prepare(target, next(candidates(target, axes, folder))[0], progress)
-        target = replace(target, validation_tokens=tokens)
-
-        def probe(run: PlannedRun) -> Speed:
-            say(f"measuring steps of {run.name.partition('-')[0]}")
-            return probe_run(target, run, folder, tokens, options)
-
-        runs, speeds = _within(target, axes, folder, seconds, probe, tokens)
-        runs = [replace(run, seconds=speeds.seconds(run)) for run in runs]
-    plan = LadderPlan(target, folder, tuple(runs))
+        # Here, once: elements of a job array would prepare it at the same time.
+        known = replace(target, validation_tokens=_prepare(plan, progress))
+        plan = plan_of(drawn(known) if seconds is None else _timed(known, axes, folder, seconds, options, say))
+        refuse_undetermined(plan)
     if keep:
         write_plan(plan, question.asked)
     return plan
@@ -119,27 +126,27 @@ def _budgets(question: LadderQuestion) -> tuple[float | None, float]:
     return seconds, float("inf") if flops is None else flops
 
 
-def _prepare(target: Target, run: PlannedRun, progress: ProgressCallback | None) -> int:
+def _prepare(plan: LadderPlan, progress: ProgressCallback | None) -> int:
     """Prepare the text that all runs share; return the tokens of one validation."""
-    recipe = load_recipe(target.source, [*target.words, *run.overrides])
+    recipe = plan.recipe_of(plan.runs[0])
     tokens = prepare_recipe_data(recipe, progress=progress).validation_tokens
     sequences = recipe.evaluation.sequences
     return tokens if sequences is None else min(tokens, sequences * recipe.data.sequence_length)
 
 
-def _within(
-    target: Target,
-    axes: Axes,
-    folder: Path,
-    budget: float,
-    probe: Callable[[PlannedRun], Speed],
-    validation_tokens: int,
-) -> tuple[list[PlannedRun], Speeds]:
+def _timed(
+    target: Target, axes: Axes, folder: Path, budget: float, options: Sequence[str], say: Callable[[str], None]
+) -> list[PlannedRun]:
     """Draw a design whose runs take at most a time, by steps measured on the way."""
 
-    def choose(cost: Callable[[PlannedRun], float]) -> list[PlannedRun]:
-        return draw(candidates(target, axes, folder), cost, budget, time_text)
+    def probe(run: PlannedRun) -> Speed:
+        width, layers = run.name.partition("-")[0].split("x")
+        say(f"timing a few steps of a model of width {width}, {plural(int(layers), 'layer')}")
+        return probe_run(target, run, folder, options)
 
-    cheapest = min(candidates(target, axes, folder), key=lambda runs: sum(run.own_tokens * run.flops for run in runs))
-    speeds = measure(choose, probe, cheapest, validation_tokens)
-    return choose(speeds.seconds), speeds
+    def choose(cost: Callable[[PlannedRun], float]) -> list[PlannedRun]:
+        return draw(candidates(target, axes), cost, budget, "--budget", time_text)
+
+    cheapest = min(candidates(target, axes), key=lambda runs: sum(run.own_flops for run in runs))
+    speeds = measure(choose, probe, cheapest)
+    return [replace(run, seconds=speeds.seconds(run)) for run in choose(speeds.seconds)]

@@ -1,6 +1,6 @@
 """The record of a ladder's design in its folder: drawn once, so that the same command goes on with the same runs.
 
-LadderPlan --write_plan--> design.json --read_plan--> LadderPlan; PlanError if it is the ladder of another recipe
+LadderPlan --write_plan--> design.json --read_plan--> LadderPlan; PlanError if other settings made it
 """
 
 import json
@@ -10,14 +10,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from hlat.config import Recipe
-from hlat.ladder.planned_runs import PlannedRun, Target
-from hlat.reporting import flat_settings
+from hlat.config import Recipe, load_recipe
+from hlat.forecast import conditions_of
+from hlat.ladder.planned_runs import PlannedRun, Target, places
 from hlat.runtime.errors import PlanError
 from hlat.runtime.storage.local_files import read_small_file, write_atomic
+from hlat.runtime.terminal import listed
 
 DESIGN_FILE = "design.json"
-_OWN = ("run.name", "run.dir", "tracking.", "recovery.")  # settings that change no loss
+_SIZES = ("layers", "hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim")
+_OF_LENGTH = ("schedule.warmup_share", "schedule.horizon_share", "batch.tokens")  # compared in steps and samples
 _SHOWN = 3  # differences that a message names
 
 
@@ -28,6 +30,7 @@ class LadderPlan:
     target: Target
     folder: Path
     runs: tuple[PlannedRun, ...]  # by size, then by length
+    conditions: Mapping[str, Any]  # of the recipe when the design was drawn: its length may be another one now
 
     def by_size(self) -> list[list[PlannedRun]]:
         return [list(runs) for _, runs in groupby(self.runs, key=lambda run: run.name.partition("-")[0])]
@@ -35,10 +38,20 @@ class LadderPlan:
     def folder_of(self, run: PlannedRun) -> Path:
         return self.folder / run.name
 
+    def words_of(self, run: PlannedRun) -> tuple[str, ...]:
+        """Overrides of a run: of the target's recipe, or of its parent's."""
+        return (*run.overrides, *places(self.target, self.folder, run.name))
+
+    def recipe_of(self, run: PlannedRun) -> Recipe:
+        """Return the recipe that a run has, or is to have."""
+        first = next(one for one in self.runs if one.name.partition("-")[0] == run.name.partition("-")[0])
+        trunk = () if run.parent is None else first.overrides
+        return load_recipe(self.target.source, [*self.target.words, *trunk, *self.words_of(run)])
+
     @property
     def flops(self) -> float:
-        """FLOPs of all training."""
-        return sum(run.own_tokens * run.flops for run in self.runs)
+        """FLOPs of all training and validations."""
+        return sum(run.own_flops for run in self.runs)
 
     @property
     def seconds(self) -> float | None:
@@ -52,7 +65,8 @@ def write_plan(plan: LadderPlan, asked: Mapping[str, Any]) -> None:
     content = {
         "version": 1,
         "asked": dict(asked),
-        "recipe": _settings(plan.target.recipe),
+        "conditions": dict(plan.conditions),
+        "recipe": _design_settings(plan.target),
         "runs": [asdict(run) for run in plan.runs],
     }
     plan.folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +76,9 @@ def write_plan(plan: LadderPlan, asked: Mapping[str, Any]) -> None:
 def read_plan(target: Target, folder: Path, asked: Mapping[str, Any]) -> LadderPlan | None:
     """Read the design in a folder; None if there is none yet.
 
-    PlanError: it was drawn for another recipe, or other options, of which None stands for any; or it is damaged.
+    The length of the target may be another one: its loss is foretold by the same runs.
+
+    PlanError: it was drawn for other settings, or other options, of which None stands for any; or it is damaged.
     """
     file = folder / DESIGN_FILE
     if not file.exists():
@@ -70,24 +86,41 @@ def read_plan(target: Target, folder: Path, asked: Mapping[str, Any]) -> LadderP
     try:
         content = json.loads(read_small_file(file, kind="the design of a ladder"))
         runs = [PlannedRun(**{**run, "overrides": tuple(run["overrides"])}) for run in content["runs"]]
-        drawn_for, recipe = dict(content["asked"]), dict(content["recipe"])
+        drawn_for, recipe, conditions = (dict(content[name]) for name in ("asked", "recipe", "conditions"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PlanError(f"{file}: cannot be read ({error}). Name another folder with --to.") from error
-    now = _settings(target.recipe)
-    changed = [name for name in sorted({*now, *recipe}) if now.get(name) != recipe.get(name)]
-    problems = [f"{name} is {now.get(name)}, and was {recipe.get(name)}" for name in changed]
+    problems = changed(recipe, _design_settings(target))
     problems += [
         f"--{name} is {value}, and was {drawn_for.get(name)}"
         for name, value in asked.items()
         if value is not None and value != drawn_for.get(name)
     ]
     if problems:
-        shown = "\n  ".join([*problems[:_SHOWN], *([f"{len(problems) - _SHOWN} more"] if problems[_SHOWN:] else [])])
-        raise PlanError(f"{folder}: has the ladder of another recipe. Name a folder for this one with --to.\n  {shown}")
-    return LadderPlan(target, folder, tuple(runs))
+        raise PlanError(
+            f"{folder}: has a ladder that was made with other settings ({listed(problems, _SHOWN, '; ')}). Use those, "
+            "or another folder: --to NEW"
+        )
+    return LadderPlan(target, folder, tuple(runs), conditions)
 
 
-def _settings(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings that decide a ladder, as JSON values by dotted path."""
-    flat = flat_settings(recipe.model_dump(mode="json"))
-    return {name: value for name, value in flat.items() if not name.startswith(_OWN)}
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return what differs between settings, a phrase for each."""
+    names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    return [f"{name} is {now.get(name)}, and was {before.get(name)}" for name in names]
+
+
+def loss_settings(recipe: Recipe) -> dict[str, Any]:
+    """Return the settings that change the losses of a recipe's runs, its length left out, as JSON values by path."""
+    found = {name: value for name, value in conditions_of(recipe).items() if name not in _OF_LENGTH}
+    found |= {f"model.{name}": getattr(recipe.model, name) for name in _SIZES}
+    return found | {
+        "batch.global_batch": recipe.batch.global_batch,
+        "schedule.warmup_steps": recipe.schedule.warmup_steps,
+        "schedule.horizon_steps": recipe.schedule.horizon_steps,
+        "training.seed": recipe.training.seed,
+    }
+
+
+def _design_settings(target: Target) -> dict[str, Any]:
+    """Return the settings that decide a ladder: not those that hlat chooses by the length of the target."""
+    return {name: value for name, value in loss_settings(target.recipe).items() if name not in target.chosen}

@@ -43,11 +43,12 @@ def design_lines(plan: LadderPlan) -> list[str]:
     rows = [("run", "parameters", "tokens", "steps", "goes on from", "FLOPs", "time")]
     for run in plan.runs:
         start = _NONE if run.parent is None else f"step {run.first:,}"
-        flops = f"{run.own_tokens * run.flops:.2g}"
+        flops = f"{run.own_flops:.2g}"
         rows.append(
             (run.name, _count(run.parameters), _count(run.tokens), f"{run.steps:,}", start, flops, _time(run.seconds))
         )
-    together = f"{plural(len(plan.runs), 'run')}: {plan.flops:.2g} FLOPs"
+    without = "" if any(run.validated_tokens for run in plan.runs) else " without validations"
+    together = f"{plural(len(plan.runs), 'run')}: {plan.flops:.2g} FLOPs{without}"
     whole = plan.target.recipe
     target = f"for {_count(sizes_of(whole)['total'])} parameters on {_count(whole.total_tokens)} tokens"
     seconds = "" if plan.seconds is None else f", {time_text(plan.seconds)}"
@@ -106,21 +107,23 @@ class LadderReport:
 
     def _law_lines(self) -> Iterator[str]:
         if self.missing:
-            yield f"without {plural(len(self.missing), 'run')} that did not finish: {listed(self.missing)}"
+            verb = "has" if len(self.missing) == 1 else "have"
+            others = "" if self.forecast is None else f"; the law is from the other {plural(self._finished, 'run')}"
+            yield f"{listed(self.missing)} {verb} not finished{others}"
         if self.ladder is None or isinstance(self._forecast, str):
-            yield f"no forecast: {self._forecast}"
+            yield from wrapped(f"no forecast: {self._forecast}", _COLUMNS + 2, 2)
             return
         yield f"loss = E + A / N^alpha + B / D^beta; N: {SIZE_WORDS[self.ladder.kind]}, D: tokens"
         for name, (value, low, high) in self.constants().items():
-            yield f"  {name:5} {rounded_text(value)}, 4 of 5 from {rounded_text(low)} to {rounded_text(high)}"
+            yield f"  {name:5} {rounded_text(value)}, 80 % range {rounded_text(low)} to {rounded_text(high)}"
         recipe, end = self.plan.target.recipe, self._forecast.end
         size = f"{_count(sizes_of(recipe)['total'])} parameters on {_count(recipe.total_tokens)} tokens"
         yield f"forecast for {size}:"
-        yield f"  loss  {end.loss:.4f}, 4 of 5 from {end.low:.4f} to {end.high:.4f}"
+        yield f"  loss  {end.loss:.4f}, 80 % range {end.low:.4f} to {end.high:.4f}"
         for task, (value, low, high) in list(self._forecast.tasks.items())[:_TASKS]:
-            yield f"  {task}  accuracy {value:.3f}, 4 of 5 from {low:.3f} to {high:.3f}"
-        if (others := len(self._forecast.tasks) - _TASKS) > 0:
-            yield f"  {others} more in --json"
+            yield f"  {task}  accuracy {value:.3f}, 80 % range {low:.3f} to {high:.3f}"
+        if (more_tasks := len(self._forecast.tasks) - _TASKS) > 0:
+            yield f"  {more_tasks} more in --json"
         for warning in self._forecast.warnings:
             yield from (f"  {line}" for line in wrapped(warning, _COLUMNS))
         more = self.ladder.next_run(sizes_of(recipe), recipe.total_tokens)
@@ -128,8 +131,12 @@ class LadderReport:
         yield f"  a further run of N = {_count(more.size)} on {_count(more.tokens)} tokens {narrower}"
         yield f"recorded in {self.plan.folder / LADDER_FILE}"
 
+    @property
+    def _finished(self) -> int:
+        return len(self.results) - len(self.missing)
+
     def constants(self) -> dict[str, tuple[float, float, float]]:
-        """Return the constants of the law by name, each with the range of 4 of 5 fits to resampled runs."""
+        """Return the constants of the law by name, each with the 80 % range of fits to resampled runs."""
         if self.ladder is None or self.forecast is None:
             return {}
         fit, found = self.ladder.fit, {}
