@@ -103,7 +103,7 @@ def test_scores_of_the_last_validation_give_accuracies(question: LadderQuestion)
     wanted = 1 / (1 + math.exp(report.forecast.end.loss / 5 - 10))
     assert low < value < high and value == pytest.approx(wanted, abs=0.01)
     text = [line.strip() for line in report.lines()]
-    assert f"t0  accuracy {value:.3f}, 4 of 5 from {low:.3f} to {high:.3f}" in text and "1 more in --json" in text
+    assert f"t0  accuracy {value:.3f}, 80 % range {low:.3f} to {high:.3f}" in text and "1 more in --json" in text
     assert json.loads(json.dumps(report.to_dict()))["forecast"]["tasks"]["t3"] == [value, low, high]
 
 
