@@ -59,9 +59,9 @@ def test_a_ladder_of_another_text_is_refused_and_of_another_rate_told(corpus: Pa
     sections = content(corpus, tmp_path)
     write(tmp_path, parse_recipe({**sections, "optimizer": {"lr": 1e-4}}))
     (note,) = check({**sections, "optimizer": {"lr": 2e-4}}).notes
-    assert note.rule == "ladder" and "optimizer.lr is 0.0001 there and 0.0002 here" in note.text
+    assert note.rule == "ladder" and "optimizer.lr is 0.0002, and 0.0001 in the ladder" in note.text
     write(tmp_path, parse_recipe(content(corpus, tmp_path, data={"sequence_length": 32})))
-    with pytest.raises(RecipeError, match=r"data\.sequence_length is 32 there and 64 here") as refused:
+    with pytest.raises(RecipeError, match=r"data\.sequence_length is 64, and 32 in the ladder") as refused:
         check(sections)
     assert [problem.path for problem in refused.value.problems] == ["run.ladder"]
 
