@@ -33,8 +33,10 @@ folder = os.environ["STUB_FOLDER"]
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
 record = {"words": sys.argv[1:], "environment": dict(os.environ), "time": time.time()}
 rank = int(os.environ["SLURM_PROCID"])
-with open(f"{folder}/{os.environ['SLURM_JOB_ID']}-{rank}-{os.environ.get('SLURM_RESTART_COUNT', 0)}", "w") as file:
+name = f"{os.environ['SLURM_JOB_ID']}-{rank}-{os.environ.get('SLURM_RESTART_COUNT', 0)}"
+with open(f"{folder}/.{name}", "w") as file:
     json.dump(record, file)
+os.replace(file.name, f"{folder}/{name}")  # a record is there whole
 codes = os.environ["STUB_CODES"].split(",")
 if codes[0] == "wait":
     time.sleep(600)
@@ -340,9 +342,10 @@ def _wait_for_step(run, step):
 DOCTOR = """
 import json, os, sys, time
 verb, node, folder = sys.argv[1], os.environ["SLURMD_NODENAME"], os.environ["STUB_FOLDER"]
-name = f"{folder}/{os.environ['SLURM_JOB_ID']}-{verb}-{node}"
-with open(name, "w") as file:
+name = f"{os.environ['SLURM_JOB_ID']}-{verb}-{node}"
+with open(f"{folder}/.{name}", "w") as file:
     json.dump({"words": sys.argv[1:], "nodes": os.environ["SLURM_STEP_NODELIST"]}, file)
+os.replace(file.name, f"{folder}/{name}")  # a record is there whole
 if verb == "doctor":
     bad = os.environ["STUB_BAD"]
     if os.environ["SLURM_NODEID"] == "0":
