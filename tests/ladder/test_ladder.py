@@ -70,6 +70,8 @@ def test_the_report_has_the_law_of_the_runs_and_what_they_took(question: LadderQ
         assert run.loss == pytest.approx(LAW.loss(run.sizes["flops"], run.tokens)), "the last validation loss"
         assert run.curve[-1] == (1.0, run.loss) and len(run.curve) >= 20
         assert [at for at, _ in run.curve] == sorted({at for at, _ in run.curve}), "the trunk before a fork included"
+    trunks = [runs[0].name for runs in plan.by_size() for _ in runs]
+    assert [run.trunk for run in report.ladder.runs] == trunks, "forks share a trunk's noise"
     assert report.forecast.end.low <= report.forecast.end.loss <= report.forecast.end.high
     lines = report.lines()
     assert max(map(len, lines[:-1])) <= 80, max(lines, key=len)

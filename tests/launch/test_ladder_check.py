@@ -66,6 +66,17 @@ def test_a_ladder_of_another_text_is_refused_and_of_another_rate_told(corpus: Pa
     assert [problem.path for problem in refused.value.problems] == ["run.ladder"]
 
 
+def test_text_that_is_read_often_is_told_since_the_law_is_of_new_text(corpus: Path, tmp_path: Path) -> None:
+    sections = content(corpus, tmp_path)
+    write(tmp_path, parse_recipe(sections))
+    assert not any("text is read" in note.text for note in check(sections).notes)
+    # Each step has 512 tokens, and a text has at most as many tokens as bytes.
+    steps = 5 * sum(file.stat().st_size for file in corpus.iterdir()) // 512
+    longer = {**sections, "training": {"steps": steps}}
+    write(tmp_path, parse_recipe(longer))
+    assert any("text is read" in note.text and "times" in note.text for note in check(longer).notes)
+
+
 def test_a_run_that_has_its_forecast_needs_no_ladder(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "forecast.json").write_text("{}")
