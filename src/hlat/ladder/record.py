@@ -104,9 +104,9 @@ def read_plan(target: Target, folder: Path, asked: Mapping[str, Any]) -> LadderP
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return what differs between settings, a phrase for each."""
-    names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
-    return [f"{name} is {now.get(name)}, and was {before.get(name)}" for name in names]
+    """Return what differs between settings, a phrase for each; auto is any value."""
+    pairs = {name: (before.get(name), now.get(name)) for name in sorted({*before, *now})}
+    return [f"{name} is {b}, and was {a}" for name, (a, b) in pairs.items() if a != b and "auto" not in (a, b)]
 
 
 def loss_settings(recipe: Recipe) -> dict[str, Any]:
