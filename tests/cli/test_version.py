@@ -1,5 +1,6 @@
 """`hlat --version` names versions and devices without torch; shells complete verbs and options."""
 
+import json
 import subprocess
 import sys
 from importlib.metadata import version
@@ -66,3 +67,11 @@ def test_a_misspelled_variable_is_named(cli) -> None:
     done = cli("recipe", env={"HLAT_LGO": "json", "HLAT_VERBOSE": "please"})
     assert "HLAT_LGO has no effect. Did you mean HLAT_LOG?" in done.stderr
     assert "HLAT_VERBOSE=please is taken for 1" in done.stderr
+
+
+@pytest.mark.parametrize("words", [("trian",), ("train", "--bogus")])
+def test_a_wrong_command_line_is_one_error_where_messages_are_json_lines(words) -> None:
+    command = [sys.executable, "-m", "hlat", "--log-json", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, json.loads(line)["level"]) == (2, "error") and words[-1] in line

@@ -116,7 +116,11 @@ def _visible_usage() -> Iterator[None]:
     except Exception as error:
         if isinstance(getattr(error, "message", None), str) and hasattr(error, "format_message"):
             # Usage errors repeat arguments, which may hold secrets or control characters.
-            error.message = escape_controls(redact_value(hinted(error)))  # type: ignore[attr-defined]
+            error.message = message = escape_controls(redact_value(hinted(error)))  # type: ignore[attr-defined]
+            if os.environ.get(LOG_ENV) == "json" and type(error).__name__ != "NoArgsIsHelpError":
+                print_json_lines()  # a box of lines is no error to a program that reads them
+                complain(f"error: {message}", "error")
+                raise typer.Exit(getattr(error, "exit_code", 2)) from error
         raise
 
 
@@ -135,6 +139,12 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         say(_versions())
         raise typer.Exit
+
+
+def _ask_for_json(wanted: bool) -> None:
+    if wanted:
+        # In the environment, so that processes that this one starts do the same.
+        os.environ[LOG_ENV] = "json"
 
 
 def _versions() -> str:
@@ -170,14 +180,16 @@ def _options(
     ] = False,
     log_json: Annotated[
         bool,
-        typer.Option("--log-json", help="Print messages, errors and progress as JSON lines, as HLAT_LOG=json does."),
+        typer.Option(
+            "--log-json",
+            callback=_ask_for_json,
+            is_eager=True,  # mistakes in other options are JSON lines, too
+            help="Print messages, errors and progress as JSON lines, as HLAT_LOG=json does.",
+        ),
     ] = False,
 ) -> None:
     """Pre-train LLaMA-class language models on the hardware you have, from one recipe file."""
-    if log_json:
-        # In the environment, so that processes that this one starts do the same.
-        os.environ[LOG_ENV] = "json"
-    elif (asked := os.environ.get(LOG_ENV, "")) not in ("", "json", "text"):
+    if (asked := os.environ.get(LOG_ENV, "")) not in ("", "json", "text"):
         complain(f"warning: {LOG_ENV}={asked} has no effect; it takes json or text.")
     if (asked := os.environ.get(VERBOSE_ENV, "")) not in ("", "0", "1"):
         complain(f"warning: {VERBOSE_ENV}={asked} is taken for 1; it takes 0 or 1.")
