@@ -137,7 +137,8 @@ class Ladder:
                 f"The forecast is too uncertain to be of use: {end.low:.2f} to {end.high:.2f} in 4 of 5 cases, where "
                 f"{law.irreducible:.2f} is irreducible. Above that, the ends differ {apart}, and "
                 f"{WIDEST_RANGE:g} is the largest factor that is given. A run with N = {more.size:.3g} "
-                f"({SIZE_WORDS[kind]}) on {more.tokens:.3g} tokens would make the range about {1 - more.narrowing:.0%} narrower."
+                f"({SIZE_WORDS[kind]}) on {more.tokens:.3g} tokens would make the range about "
+                f"{1 - more.narrowing:.0%} narrower."
             )
         fits, without = self._task_fits
         tasks = {task: fit.accuracy(end.loss, drawn) for task, fit in fits.items()}
@@ -229,4 +230,5 @@ def read_ladder(folder: Path) -> Ladder:
             raise ValueError("its id is not that of its content, so it was edited")
         return ladder
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PlanError(f"{folder}: no ladder can be read there ({error}). Make one with hlat ladder.") from error
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise PlanError(f"{folder}: no ladder can be read there ({reason}). Make one with hlat ladder.") from error
