@@ -61,6 +61,7 @@ def test_what_a_run_is_left_to_choose_is_no_difference() -> None:
         ("data.sequence_length", 512),
         ("data.packing", "best-fit"),
         ("data.isolate", True),
+        ("checkpoint.init_from", "weights"),
         ("data.validation.fraction", 0.02),
         ("model.vocab_size", 32064),
     ],
@@ -91,6 +92,15 @@ def test_another_law_is_a_warning(ladder: Ladder, path: str, value: Any, field: 
     assert [one.field for one in found] == [field] and not found[0].incomparable
     forecast = ladder.forecast_recipe(recipe(**{path: value, "training.steps": 10**5}))
     assert any(f"{field} is " in line for line in forecast.warnings)
+
+
+@pytest.mark.parametrize("name", ["*.parquet", "**/part-?.parquet", "*/x.parquet", "[ab]/"])
+def test_globs_are_compared_with_the_folder_that_they_name(name: str) -> None:
+    conditions = conditions_of(recipe(**{"data.path": f"/one/books/{name}"}))
+    assert differences(conditions, recipe(**{"data.path": f"s3://two/books/{name}"})) == []
+    (found,) = differences(conditions, recipe(**{"data.path": f"/one/web/{name}"}))
+    assert found.field == "data.text" and found.incomparable
+    assert differences(conditions_of(recipe(**{"data.path": name})), recipe(**{"data.path": name})) == []
 
 
 def test_mixtures_differ_by_their_weights() -> None:

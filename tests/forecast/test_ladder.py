@@ -32,6 +32,9 @@ def test_an_edited_ladder_is_refused(tmp_path: Path) -> None:
     (tmp_path / LADDER_FILE).write_text(json.dumps(content))
     with pytest.raises(PlanError, match="was edited"):
         read_ladder(tmp_path)
+    (tmp_path / LADDER_FILE).write_text(json.dumps({"runs": [], "conditions": {}}))
+    with pytest.raises(PlanError, match="it lacks 'id'"):
+        read_ladder(tmp_path)
 
 
 def test_a_forecast_goes_through_its_file(tmp_path: Path) -> None:

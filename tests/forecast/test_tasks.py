@@ -89,7 +89,7 @@ def test_tasks_at_chance_or_of_few_runs_are_left_out_with_the_reason() -> None:
             scores |= {"few/bits_per_byte": 1.0, "few/acc": 0.4 - 0.01 * number}
     fits, left_out = fit_tasks(runs)
     assert list(fits) == ["arc"] and len(left_out) == 2
-    assert "fewer than 5 runs: few" in left_out[0] and "at chance: coin, same" in left_out[1]
+    assert "fewer than 5 runs: few" in left_out[0] and "does not rise as the loss falls: coin, same" in left_out[1]
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from tests.support.reporting import curves, event, figures, line, resolved_recip
 
 LOSS = "Loss of training and validation"
 TOKENS = 200_000  # of the whole run; a step has 1,000
+LENGTH = ("training.steps=200", "data.sequence_length=250", "batch.global_batch=4", "batch.micro_batch=4")
 POINTS = ((0.1, LossRange(9.0, 8.0, 9.5)), (0.33, LossRange(7.0, 6.5, 8.0)), (1.0, LossRange(3.0, 2.8, 3.5)))
 
 
@@ -23,11 +24,12 @@ def write(folder: Path, steps: int, *, registered_at: int = 0) -> Path:
     folder.mkdir()
     write_forecast(folder, Forecast("abc", TOKENS, POINTS[-1][1], POINTS), datetime(2026, 3, 1, 12, tzinfo=UTC))
     sha256 = json.loads((folder / "forecast.json").read_text())["sha256"]
-    events = [event("start", 0, step=0, parameters=1_000_000, changes=[], recipe=resolved_recipe())]
+    events = [event("start", 0, step=0, parameters=1_000_000, changes=[], recipe=resolved_recipe(*LENGTH))]
     events += [event("forecast", 1, step=registered_at, ladder="abc", tokens=TOKENS, loss=3.0, low=2.8, high=3.5,
                      sha256=sha256)]  # fmt: skip
     lines = [line(step) for step in range(10, steps + 1, 10)]
     lines[-1] |= {"val_loss": 3.19, "val_bits_per_byte": 1.0}
+    lines += [line(steps + 10)] if steps < 200 else []  # a run that goes on has logged more since its validation
     return write_run(folder, lines, events)
 
 
@@ -39,7 +41,7 @@ def test_the_band_is_that_of_the_file_as_far_as_the_run_has_come(tmp_path: Path,
     assert figures(text)[LOSS]["data"][0] is not None and figures(text)[LOSS]["data"][0]["fill"] == "toself", "below"
     half = len(band["y"]) // 2
     fractions = np.array(band["places"][0][:half]) / TOKENS
-    assert fractions[0] == pytest.approx(0.1) and fractions[-1] == pytest.approx(steps / 200)
+    assert fractions[0] == pytest.approx(0.1) and fractions[-1] == pytest.approx(min(1, (steps + 10) / 200))
     wanted = {
         name: np.interp(fractions, *([each[key] for each in content] for key in ("fraction", name)))
         for name in ("loss", "low", "high")
@@ -63,6 +65,17 @@ def test_sentences_have_forecast_and_actual_loss(tmp_path: Path) -> None:
     assert f"{said}); actual 3.190" in " ".join(shown.output.split())
     compared = report_page([ended, going])
     assert "fill" not in compared.partition(LOSS)[2].partition("</script>")[0], "bands of several runs would overlap"
+
+
+def test_a_run_of_another_length_is_not_compared(tmp_path: Path) -> None:
+    """Twice as long, and past the end of the forecast: its loss there is none that was forecast."""
+    run = write(tmp_path / "run", 200)
+    longer = event("resume", 9, step=100, changes=[], recipe=resolved_recipe(*LENGTH, "training.steps=400"))
+    write_lines(run / "events.jsonl", [*map(json.loads, (run / "events.jsonl").read_text().splitlines()), longer])
+    text = report_page([run])
+    said = "of a run of 200,000 tokens, and this one now has 400,000"
+    assert f"The forecast is not shown: it is {said}." in text and '"fill":"toself"' not in text
+    assert read_overview(run).forecast.endswith(f"; {said})") and f"; {said}" in summary_markdown([run])
 
 
 def test_a_run_without_a_forecast_says_nothing_of_one(tmp_path: Path) -> None:

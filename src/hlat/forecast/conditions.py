@@ -7,10 +7,11 @@ Losses per token of another text, tokenizer or mask measure another thing: that 
 batch or architecture has another law, usually one close by: that is a warning. Sizes and tokens are what the law is of.
 
 A recipe names text and tokenizers by path, and machines keep the same file in different places. So files and folders
-are compared by their own names, without the folders around them; ``data.sources.N.name`` gives them another one. What
-is in a file is not compared: it need not be on this machine.
+are compared by their own names, without the folders around them, and a glob by the last folder that it names, too;
+``data.sources.N.name`` gives them another one. What is in a file is not compared: it need not be on this machine.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -63,6 +64,9 @@ def differences(conditions: Mapping[str, Any], recipe: Recipe) -> list[Differenc
         for name, value in conditions.items()
         if value != ours.get(name) and not _is_open(name, recipe) and "auto" not in (value, ours.get(name))
     ]
+    # No ladder has stored weights: they fit one size.
+    if (weights := recipe.checkpoint.init_from) is not None:
+        found.append(Difference("checkpoint.init_from", None, weights, incomparable=True))
     return sorted(found, key=lambda one: not one.incomparable)
 
 
@@ -106,7 +110,12 @@ def _texts(recipe: Recipe) -> Iterator[list[Any]]:
 
 
 def _own_name(path: str | None) -> str | None:
-    return None if path is None else redact(path).rstrip("/").rpartition("/")[2]
+    if path is None:
+        return None
+    parts = redact(path).rstrip("/").split("/")
+    # "*.parquet" names no text.
+    globs = [at for at, part in enumerate(parts) if re.search(r"[*?[]", part)]
+    return "/".join(parts[max(0, globs[0] - 1) if globs else -1 :])
 
 
 def _schedule(recipe: Recipe) -> dict[str, Any]:

@@ -10,6 +10,7 @@ fraction of a run's tokens, the ratio of its loss to its last one, as a function
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -131,11 +132,13 @@ class Ladder:
         end = around(law.loss(sizes[kind], tokens), drawn)
         if (ratio := above_irreducible(end, law.irreducible)) > WIDEST_RANGE:
             more = self.next_run(sizes, tokens)
+            apart = "without bound" if math.isinf(ratio) else f"by a factor of {ratio:.1f}"
             raise PlanError(
                 f"The forecast is too uncertain to be of use: {end.low:.2f} to {end.high:.2f} in 4 of 5 cases, where "
-                f"{law.irreducible:.2f} is irreducible. Above that, the ends differ by a factor of {ratio:.1f}, and "
-                f"{WIDEST_RANGE:g} is the most that is given. A run with N = {more.size:.3g} ({SIZE_WORDS[kind]}) on "
-                f"{more.tokens:.3g} tokens would make the range about {1 - more.narrowing:.0%} narrower."
+                f"{law.irreducible:.2f} is irreducible. Above that, the ends differ {apart}, and "
+                f"{WIDEST_RANGE:g} is the largest factor that is given. A run with N = {more.size:.3g} "
+                f"({SIZE_WORDS[kind]}) on {more.tokens:.3g} tokens would make the range about "
+                f"{1 - more.narrowing:.0%} narrower."
             )
         fits, without = self._task_fits
         tasks = {task: fit.accuracy(end.loss, drawn) for task, fit in fits.items()}
@@ -159,8 +162,8 @@ class Ladder:
         if wrong := [line for line, one in zip(lines, found, strict=True) if one.incomparable]:
             raise PlanError(
                 "The ladder says nothing of this run, since its losses measure something else: "
-                f"{listed(wrong, NAMED, '; ')}. Make a ladder of this recipe with hlat ladder. The same text must have "
-                "the same file names."
+                f"{listed(wrong, NAMED, '; ')}. Make a ladder of this recipe with hlat ladder, or do without a "
+                "forecast. The same text must have the same file names."
             )
         return lines
 
@@ -227,4 +230,5 @@ def read_ladder(folder: Path) -> Ladder:
             raise ValueError("its id is not that of its content, so it was edited")
         return ladder
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PlanError(f"{folder}: no ladder can be read there ({error}). Make one with hlat ladder.") from error
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise PlanError(f"{folder}: no ladder can be read there ({reason}). Make one with hlat ladder.") from error

@@ -71,8 +71,9 @@ def read_forecast(folder: Path) -> Forecast | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
         raise PlanError(
-            f"{path}: it is no forecast that can be trusted ({error}). Restore the file from a copy, or delete it to "
+            f"{path}: it is no forecast that can be trusted ({reason}). Restore the file from a copy, or delete it to "
             "have the run reported without a forecast."
         ) from error
 

@@ -69,7 +69,7 @@ def fit_tasks(runs: Sequence[tuple[float, Mapping[str, float]]]) -> tuple[dict[s
             flat.append(task)
         else:
             fits[task] = _fit(*points.T)
-    reasons = ((few, f"it has scores of fewer than {LEAST_RUNS} runs"), (flat, "all of its runs are at chance"))
+    reasons = ((few, f"it has scores of fewer than {LEAST_RUNS} runs"), (flat, "it does not rise as the loss falls"))
     return fits, [f"the ladder forecasts no accuracy where {why}: {listed(tasks, NAMED)}" for tasks, why in reasons
                   if tasks]  # fmt: skip
 

@@ -294,7 +294,8 @@ class SizedRun:
     @property
     def forecast(self) -> PlannedLoss | None:
         """The loss with its range, by a ladder; None without one."""
-        return self.law.forecast(self.offer.request.model, self.offer.request.sequence, self.tokens, None)
+        request = self.offer.request
+        return self.law.forecast(request.model, request.sequence, self.tokens, request.tokens_per_step, None)
 
     @property
     def flops(self) -> float:

@@ -151,7 +151,7 @@ def read_overview(folder: Path) -> RunOverview:
         parent=parent_of(events),
         forks=tuple(forks_of(folder)),
         stage=last_stage(events),
-        forecast=forecast_line(events, metrics.validation.get("validation"), metrics.numbers.get("tokens")),
+        forecast=forecast_line(events, metrics.validation.get("validation"), metrics.validated_tokens),
     )
 
 
@@ -231,6 +231,7 @@ class _Metrics:
 
     def __init__(self, path: Path) -> None:
         self.loss, self.damaged = Curve(), 0
+        self.validated_tokens: float | None = None  # at the last validation
         last: dict[str, float] = {}
         for record in iter_valid_records(path):
             if record is None:  # a damaged line
@@ -244,6 +245,8 @@ class _Metrics:
             tokens, loss = _number(record.get("tokens")), _number(record.get("loss"))
             if tokens is not None and loss is not None:
                 self.loss.append(tokens, loss)
+            if _number(record.get("val_loss")) is not None:
+                self.validated_tokens = tokens
         # last values of the main metrics
         self.numbers = {name: value for name, value in last.items() if name in _NUMBERS}
         # Last loss of each validation set and source: val_loss, or val/NAME/loss.

@@ -85,7 +85,7 @@ _MOST_NAMES = 4  # in a title
 
 
 def _forecast_line(run: RunRecord, named: bool) -> str:
-    line = forecast_line(run.events, run.last("val_loss"), run.last("tokens"))
+    line = forecast_line(run.events, run.last("val_loss"), run.tokens_at_last("val_loss"))
     return f"{run.name}: {line}." if line and named else line and f"{line[0].upper()}{line[1:]}."
 
 

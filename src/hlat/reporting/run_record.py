@@ -31,6 +31,7 @@ from hlat.reporting.run_status import (
     last_recipe,
     last_stage,
     no_run,
+    other_length,
     read_run_events,
     read_status,
     run_name,
@@ -70,6 +71,11 @@ class RunRecord:
         """Return the last value of a metric; None if it was never logged."""
         steps, values = self.metrics.get(name, (np.empty(0), np.empty(0)))
         return float(values[-1]) if len(steps) else None
+
+    def tokens_at_last(self, name: str) -> float | None:
+        """Return the tokens where a metric was logged last; None if either was never logged."""
+        found, tokens = self.metrics.get(name), self.metrics.get("tokens")
+        return None if found is None or tokens is None else float(np.interp(found[0][-1], *tokens))
 
     @property
     def step(self) -> int:
@@ -133,9 +139,15 @@ def _read_forecast(folder: Path, events: list[RunEvent], notes: list[str]) -> Fo
         notes.append(f"The forecast is not shown: {error}")
         return None
     registered = forecast_event(events)
-    if found is None or registered is None or forecast_json(found)["sha256"] == registered.fields.get("sha256"):
+    if found is None:
+        return None
+    if registered is not None and forecast_json(found)["sha256"] != registered.fields.get("sha256"):
+        reason = f"{FORECAST_FILE} is not the one that was registered {registered.when}"
+    elif other := other_length(events, found.tokens):
+        reason = f"it is {other}"
+    else:
         return found
-    notes.append(f"The forecast is not shown: {FORECAST_FILE} is not the one that was registered {registered.when}.")
+    notes.append(f"The forecast is not shown: {reason}.")
     return None
 
 

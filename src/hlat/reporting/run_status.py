@@ -16,12 +16,15 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hlat.runtime.errors import DataError, HlatError
 from hlat.runtime.process import is_running
 from hlat.runtime.storage.run_folder import ATTEMPTS_NAME, LOCK_NAME
 from hlat.tracking import read_events, read_last_metrics
+
+if TYPE_CHECKING:
+    from hlat.config import Recipe
 
 _BEGINNINGS = ("start", "resume")
 
@@ -88,26 +91,39 @@ def forecast_event(events: Sequence[RunEvent]) -> RunEvent | None:
     return next((event for event in events if event.kind == "forecast"), None)
 
 
-def forecast_range(event: RunEvent) -> tuple[str, str]:
-    """Return the forecast loss, and its range, by which ladder and when it was registered, as text."""
+def other_length(events: Sequence[RunEvent], tokens: float | None) -> str:
+    """Say of a forecast of so many tokens that the run now has another length; empty if it has not, or nobody knows."""
+    recipe = _last_valid_recipe(events)
+    if recipe is None or tokens is None or recipe.total_tokens == tokens:
+        return ""
+    return f"of a run of {tokens:,.0f} tokens, and this one now has {recipe.total_tokens:,}"
+
+
+def forecast_range(events: Sequence[RunEvent]) -> tuple[str, str] | None:
+    """Return the forecast loss, and its range, by which ladder and when it was registered, as text; None without."""
+    event = forecast_event(events)
+    if event is None:
+        return None
     loss, low, high = (f"{event.number(name) or 0.0:.3f}" for name in ("loss", "low", "high"))
     late = f", after {event.step:,} steps" if event.step else ""
-    return loss, f"{low} to {high}, by ladder {event.words('ladder')}, written {event.when} UTC{late}"
+    other = other_length(events, event.number("tokens"))
+    note = f"{low} to {high}, by ladder {event.words('ladder')}, written {event.when} UTC{late}"
+    return loss, f"{note}; {other}" if other else note
 
 
 def forecast_line(events: Sequence[RunEvent], loss: float | None, tokens: float | None) -> str:
     """Return forecast and actual loss as a sentence; empty without a forecast.
 
-    ``loss`` is the last validation loss, ``tokens`` those done.
+    ``loss`` is the last validation loss, ``tokens`` those done by then.
     """
-    event = forecast_event(events)
-    if event is None:
+    event, found = forecast_event(events), forecast_range(events)
+    if event is None or found is None:
         return ""
-    share = (tokens or 0.0) / (event.number("tokens") or 1.0)
-    done = "" if loss is None else f"; actual {loss:.3f}"
-    if loss is not None and share < 1:
-        done = f"; {loss:.3f} after {share:.0%} of the tokens"
-    expected, note = forecast_range(event)
+    of = event.number("tokens")
+    share, done = (tokens or 0.0) / (of or 1.0), ""
+    if loss is not None and not other_length(events, of):
+        done = f"; actual {loss:.3f}" if share >= 1 else f"; {loss:.3f} after {share:.0%} of the tokens"
+    expected, note = found
     return f"validation loss at the end: forecast {expected} ({note}){done}"
 
 
@@ -262,13 +278,13 @@ def _summarize(folder: Path) -> RunSummary:
     except HlatError as error:
         # One damaged run must not hide the others.
         events, last, status = [], {}, RunStatus("unreadable", str(error))
-    step = last.get("step")
+    step, recipe = last.get("step"), _last_valid_recipe(events)
     return RunSummary(
         path=folder,
         state=status.state,
         reason=status.reason,
         step=step if isinstance(step, int) else None,
-        total_steps=_total_steps(events),
+        total_steps=None if recipe is None else recipe.total_steps,
         loss=number_of(last, "loss"),
         validation_loss=number_of(last, "val_loss"),
         tokens_per_second=number_of(last, "tokens_per_second"),
@@ -282,13 +298,13 @@ def _whole(value: object) -> int | None:
     return value if type(value) is int else None
 
 
-def _total_steps(events: list[RunEvent]) -> int | None:
+def _last_valid_recipe(events: Sequence[RunEvent]) -> "Recipe | None":
     # Not at the start: an overview needs no recipe that is checked.
     from hlat.config import Recipe  # noqa: PLC0415
 
     recipe = last_recipe(events)
     try:
-        return None if recipe is None else Recipe.model_validate(recipe).total_steps
+        return None if recipe is None else Recipe.model_validate(recipe)
     except ValueError:  # of a version of hlat with other fields
         return None
 

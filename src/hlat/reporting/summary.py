@@ -13,7 +13,7 @@ from hlat.page import Html, duration, format_value, headline, paragraph, table
 from hlat.reporting.planned_and_actual import Machines, measure_progress, median
 from hlat.reporting.report_sections import goodput_seconds
 from hlat.reporting.run_record import RunRecord, read_run, shown
-from hlat.reporting.run_status import forecast_event, forecast_range, last_stage, stage_words
+from hlat.reporting.run_status import forecast_range, last_stage, stage_words
 from hlat.runtime.quantities import short_count, usd_text
 
 
@@ -60,8 +60,8 @@ def _bits(run: RunRecord) -> str:
 
 
 def _forecast(run: RunRecord) -> list[RunFact]:
-    event = forecast_event(run.events)
-    return [] if event is None else [RunFact("Forecast", *forecast_range(event))]
+    found = forecast_range(run.events)
+    return [] if found is None else [RunFact("Forecast", *found)]
 
 
 def _machine(run: RunRecord) -> str:

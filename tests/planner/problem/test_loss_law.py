@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from hlat.config import ModelConfig
-from hlat.forecast import CHINCHILLA, ScalingLaw, SizeKind, model_sizes
+from hlat.config import ModelConfig, load_recipe
+from hlat.forecast import CHINCHILLA, Ladder, ScalingLaw, SizeKind, conditions_of, model_sizes, write_ladder
 from hlat.model import flops_per_token
 from hlat.planner.problem.loss_law import PUBLISHED, LadderLaw, SizeRange
 from hlat.planner.problem.question import PlanQuestion
@@ -106,6 +107,15 @@ def test_a_margin_is_the_loss_of_a_run_on_more_tokens_or_in_a_deeper_model() -> 
         assert found.size == pytest.approx(CHINCHILLA.loss(larger[kind], tokens) - here, rel=1e-2)
 
 
+def test_layers_that_are_fewer_than_a_tenth_of_the_flops_cannot_pay_for_a_tenth_less() -> None:
+    """A narrow model with a wide head: of 1.0 M FLOPs per token over 6, layers have 0.01 M."""
+    sizes: dict[SizeKind, float] = {"total": 2e6, "non_embedding": 1e4, "flops": 1e6}
+    less = law_of_fits("non_embedding").margin(sizes, 10**9, -0.1)
+    assert less.size is None and less.tokens > 0
+    assert less.words("fewer tokens", "a smaller one") == f"{less.tokens:+.2g} in fewer tokens"
+    assert law_of_fits("flops").margin(sizes, 10**9, -0.1).size is not None
+
+
 @pytest.fixture(scope="module")
 def ladder() -> LadderLaw:
     return LadderLaw(ladder_of_law(), Path("runs/ladder"))
@@ -121,15 +131,34 @@ def test_a_ladder_of_a_known_law_chooses_as_that_law(ladder: LadderLaw, counted)
 
 def test_a_forecast_says_how_far_the_run_is_from_the_ladder(ladder: LadderLaw) -> None:
     request = request_for("llama-3.2-1b", "p5.48xlarge:1", tokens=10**10)
-    found = ladder.forecast(request.model, SEQUENCE, request.tokens, None)
+    found = ladder.forecast(request.model, SEQUENCE, request.tokens, request.tokens_per_step, None)
     largest = max(run.tokens * run.sizes["flops"] for run in ladder.ladder.runs)
     assert found.beyond == pytest.approx(flops_per_token(request.model, SEQUENCE) * request.tokens / (6 * largest))
     assert found.range.low <= found.range.loss <= found.range.high and not found.warnings
     words = dict(found.facts(1234.0))
     assert "24 runs of runs/ladder" in words["loss"] and f"{found.beyond:.2g} times the FLOPs" in words["loss"]
     assert "$120" in words["margin"]
-    unlike = ladder.forecast(request.model, 4096, request.tokens, None)
+    unlike = ladder.forecast(request.model, 4096, request.tokens, request.tokens_per_step, None)
     assert "data.sequence_length is 4096, and 2048 in the ladder" in unlike.warnings[-1]
+
+
+def test_options_of_a_plan_differ_from_the_ladder_as_a_recipe_would(tmp_path: Path) -> None:
+    recipe = load_recipe("quickstart", ("data.path=none",))
+    write_ladder(tmp_path, Ladder(ladder_of_law().runs, conditions_of(recipe)))
+
+    def warned(**options: Any) -> str:
+        question = {"sequence": None, "global_batch": None, "precision": None, **options}
+        loss = request_for("quickstart", "p5.48xlarge:1", ladder=tmp_path, **question).loss
+        return " ".join(loss.warnings) if loss else "none"
+
+    batch = recipe.tokens_per_step
+    assert warned() == ""
+    assert f"batch.tokens is {2 * batch}, and {batch} in the ladder" in warned(
+        global_batch=2 * recipe.batch.global_batch
+    )
+    assert "schedule.warmup_share is " in warned(tokens=10 * recipe.total_tokens)
+    with pytest.raises(PlanError, match=r"measure something else: data\.sequence_length is 128, and"):
+        warned(sequence=128)
 
 
 def test_mistakes_with_a_ladder_are_said_first(tmp_path: Path) -> None:

@@ -178,6 +178,28 @@ def test_ignored_it_is_compared_with_nothing(plant: Path) -> None:
     assert run.alarms == []
 
 
+def test_what_was_ignored_does_not_count_later(plant: Path) -> None:
+    """Two too high, then a time of good ones that nobody compares: one more is no third in a row."""
+    run = Run(plant).begin()
+    run.evaluate(40, 1e9)
+    run.evaluate(45, 1e9)
+    ignored = Run(plant, "anomalies.forecast=ignore", watch=asdict(run.state.forecast_watch), step=45).begin()
+    ignored.evaluate(50, law(0.5))
+    again = Run(plant, watch=asdict(ignored.state.forecast_watch), step=52).begin()
+    for step in (55, 60, 65):
+        again.evaluate(step, 1e9)
+    assert [event["step"] for event in run.alarms] == [65]
+
+
+@pytest.mark.parametrize(("every", "count"), [("null", 1), ("50", 2), ("40", 3), ("5", 19)])
+def test_a_run_with_too_few_evaluations_for_an_alarm_says_so(plant: Path, every: str, count: int) -> None:
+    """The curve begins at step 10: every 50 steps those of 50 and 100 are compared, every 40 those of 40, 80, 100."""
+    run = Run(plant, f"evaluation.every_steps={every}", "anomalies.forecast=stop").begin()
+    told = [line for line in run.said if "make an alarm" in line]
+    assert len(told) == (count < 3) and all(f"compares {count}: its forecast begins at 10%" in line for line in told)
+    assert len(Run(plant, f"evaluation.every_steps={every}").begin().said) == 1, "once, when it is registered"
+
+
 @pytest.mark.parametrize("has_line", [True, False])
 @pytest.mark.parametrize("saved", range(45, 80, EVERY))
 def test_a_resumed_run_alarms_as_the_uninterrupted_one(plant: Path, saved: int, has_line: bool) -> None:

@@ -77,11 +77,11 @@ class Margin:
     """Changes of the loss by a tenth more of a budget, or less, in nats per token."""
 
     tokens: float  # if it is spent on tokens
-    size: float  # if it is spent on a larger model
+    size: float | None  # if it is spent on a larger model; None if no layers are left that a smaller one could lose
 
     def words(self, tokens: str, size: str) -> str:
         """The better of the two first."""
-        both = sorted([(self.tokens, tokens), (self.size, size)])
+        both = sorted([(self.tokens, tokens)] + ([] if self.size is None else [(self.size, size)]))
         return ", ".join(f"{change:+.{_DIGITS}g} in {what}" for change, what in both)
 
 
@@ -159,8 +159,13 @@ class LossLaw(Protocol):
     def size_range(self, flops: float, generated: float, sequence: int) -> SizeRange | None:
         """Return how far the best size is known; None if nobody says."""
 
-    def forecast(self, model: ModelConfig, sequence: int, tokens: int, recipe: Recipe | None) -> PlannedLoss | None:
-        """Forecast the loss of a run on the user's own data; None for a law that knows nothing of it."""
+    def forecast(
+        self, model: ModelConfig, sequence: int, tokens: int, batch: int, recipe: Recipe | None
+    ) -> PlannedLoss | None:
+        """Forecast the loss of a run on the user's own data; None for a law that knows nothing of it.
+
+        ``batch`` is the tokens of a step; ``recipe`` is the run's own, as it is planned, if it has one.
+        """
 
 
 @dataclass(frozen=True)
@@ -182,7 +187,7 @@ class PublishedLaw:
     def size_range(self, flops: float, generated: float, sequence: int) -> None:
         return None
 
-    def forecast(self, model: ModelConfig, sequence: int, tokens: int, recipe: Recipe | None) -> None:
+    def forecast(self, model: ModelConfig, sequence: int, tokens: int, batch: int, recipe: Recipe | None) -> None:
         return None
 
 
@@ -227,8 +232,10 @@ class LadderLaw:
         smallest, largest = map(float, shapes.parameters[[0, -1]])
         return SizeRange(low, high, low <= smallest or high >= largest)
 
-    def forecast(self, model: ModelConfig, sequence: int, tokens: int, recipe: Recipe | None) -> PlannedLoss:
-        sizes, unlike = model_sizes(model, sequence), list(self._unlike(model, sequence, recipe))
+    def forecast(
+        self, model: ModelConfig, sequence: int, tokens: int, batch: int, recipe: Recipe | None
+    ) -> PlannedLoss:
+        sizes, unlike = model_sizes(model, sequence), list(self._unlike(model, sequence, batch, recipe))
         forecast = self.ladder.forecast(sizes, tokens)
         largest = max(run.sizes["flops"] * run.tokens for run in self.ladder.runs)
         return PlannedLoss(
@@ -246,18 +253,20 @@ class LadderLaw:
         """Return what a share more of the FLOPs changes."""
         law, size = self.ladder.fit.law, sizes[self.ladder.kind]
         here = law.loss(size, tokens)
-        # More layers add as many parameters, however they are counted, as they add FLOPs over 6.
+        # More layers add as many parameters, however they are counted, as they add FLOPs over 6. A head may take more
+        # FLOPs than all layers.
         larger = size + share * sizes["flops"]
-        return Margin(law.loss(size, (1 + share) * tokens) - here, law.loss(larger, tokens) - here)
+        by_size = law.loss(larger, tokens) - here if larger > 0 else None
+        return Margin(law.loss(size, (1 + share) * tokens) - here, by_size)
 
-    def _unlike(self, model: ModelConfig, sequence: int, recipe: Recipe | None) -> Iterator[str]:
+    def _unlike(self, model: ModelConfig, sequence: int, batch: int, recipe: Recipe | None) -> Iterator[str]:
         """Yield in which conditions a run differs from the ladder; PlanError if its losses cannot be compared."""
         if recipe is not None:
             yield from self.ladder.unlike(recipe)
-        # Without a recipe, a plan knows its model and sequences alone; --sequence-length changes those of a recipe.
-        said = {"data.sequence_length": sequence} if recipe is None or sequence != recipe.data.sequence_length else {}
-        if recipe is None:
-            said |= {f"model.{name}": value for name, value in model.model_dump(mode="json").items()}
+            return
+        # Without a recipe, a plan knows its model, sequences and batch alone.
+        said = {"data.sequence_length": sequence, "batch.tokens": batch}
+        said |= {f"model.{name}": value for name, value in model.model_dump(mode="json").items()}
         for path, value in said.items():
             if (known := self.ladder.conditions.get(path, value)) != value:
                 yield f"{path} is {value}, and {known} in the ladder"

@@ -96,9 +96,26 @@ class PlanRequest:
     def loss(self) -> PlannedLoss | None:
         """Loss at the end of the run, by a ladder; None without one. PlanError: the ladder says too little."""
         try:
-            return self.asked.law.forecast(self.model, self.sequence, self.tokens, self.recipe)
+            planned = self._planned_recipe
+            return self.asked.law.forecast(self.model, self.sequence, self.tokens, self.tokens_per_step, planned)
         except PlanError as error:
             raise PlanError(f"{self.name}, {short_count(self.tokens)} tokens: {error}") from error
+
+    @property
+    def _planned_recipe(self) -> Recipe | None:
+        """The recipe with what options say instead: its loss is that of the run that is planned."""
+        if self.recipe is None:
+            return None
+        return self.recipe.having(
+            {
+                "training.steps": None,
+                "training.tokens": self.tokens,
+                "data.sequence_length": self.sequence,
+                "batch.global_batch": self.global_batch,
+                "batch.ramp": self.ramp,
+                "precision.mode": self.asked.precision or self.recipe.precision.mode,
+            }
+        )
 
     @property
     def steps(self) -> int:

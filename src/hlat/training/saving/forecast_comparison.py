@@ -10,6 +10,7 @@ been reported, and one whose line is missing is evaluated again.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -32,6 +33,7 @@ from hlat.runtime.errors import NumericsError, PlanError, StorageError
 from hlat.tracking import OtherRankTracker, Tracker, read_last_metrics, read_valid_records
 from hlat.training.components import LoopStart, TrainingComponent
 from hlat.training.run_state import RunState
+from hlat.training.step_metrics import evaluations_after
 
 
 class ForecastComparison(TrainingComponent):
@@ -39,14 +41,14 @@ class ForecastComparison(TrainingComponent):
 
     def __init__(self, state: RunState, tracker: Tracker | OtherRankTracker) -> None:
         self._state, self._tracker = state, tracker
-        self._forecast: Forecast | None = None  # None if there is none that holds for this run
+        self._forecast: Forecast | None = None  # None if none holds for this run, or it is to be ignored
         self._sha256 = ""  # of the forecast
         self._action = state.recipe.anomalies.forecast
 
     def begin(self, start: LoopStart) -> None:
         """Register the forecast, or read it; raises PlanError if it was changed. Collective."""
         found = start.runtime.ranks.run_on_rank0(self._register)
-        if found is not None:
+        if found is not None and self._action != "ignore":
             self._forecast, self._sha256 = parse_forecast(found), found["sha256"]
         self._compare_last()
 
@@ -74,7 +76,7 @@ class ForecastComparison(TrainingComponent):
     def _compare_last(self) -> None:
         """Count the evaluation of the checkpoint's step, if its line is there. Collective."""
         state = self._state
-        if state.forecast_watch.sha256 != self._sha256:  # a fork has a forecast of its own
+        if state.forecast_watch.sha256 != self._sha256:  # a fork has its own, and one that was ignored begins anew
             state.forecast_watch = ForecastWatch(self._sha256, good_step=state.step)
 
         def read() -> float | None:
@@ -89,7 +91,7 @@ class ForecastComparison(TrainingComponent):
     def _count(self, loss: float) -> tuple[LossRange | None, int]:
         forecast, state = self._forecast, self._state
         expected = None if forecast is None else expected_at(forecast, state.tokens / forecast.tokens)
-        if expected is None or self._action == "ignore":
+        if expected is None:
             return None, 0
         return expected, state.forecast_watch.check(state.step, loss, expected)
 
@@ -125,12 +127,26 @@ class ForecastComparison(TrainingComponent):
         for warning in known.warnings:
             tracker.warn(f"forecast: {warning}")
         if known.tokens == recipe.total_tokens and math.isclose(known.sizes[known.kind], sizes_of(recipe)[known.kind]):
+            if earlier is None:
+                self._warn_of_silence(known)
             return content
         tracker.warn(
             f"the forecast is of a run of {known.tokens:,} tokens and {known.sizes['total']:,.0f} parameters, and the "
             f"recipe is now of another one ({recipe.total_tokens:,} tokens): no loss is compared with it"
         )
         return None
+
+    def _warn_of_silence(self, forecast: Forecast) -> None:
+        """Say that no alarm can come, where too few evaluations are left that the curve has something for. Rank 0."""
+        recipe, begin = self._state.recipe, forecast.curve[0][0]
+        first = bisect_left(range(recipe.total_steps), begin * forecast.tokens, key=recipe.batches.tokens_before)
+        count = evaluations_after(recipe, max(first - 1, self._state.step))
+        if count < TOO_HIGH_IN_A_ROW and self._action != "ignore":
+            self._tracker.warn(
+                f"anomalies.forecast={self._action}: {TOO_HIGH_IN_A_ROW} validation losses in a row make an alarm, and "
+                f"this run compares {count}: its forecast begins at {begin:.0%} of the tokens. Validate more often "
+                "(evaluation.every_steps), or make a ladder whose runs do."
+            )
 
     def _report(self, loss: float, expected: LossRange) -> None:
         """Record and say that the run is above its forecast, and what happened since it was not. Collective."""
