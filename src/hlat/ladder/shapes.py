@@ -10,10 +10,12 @@ choose, and are most of a small model.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hlat.config import ModelConfig
 from hlat.model import count_parameters
 
+_PATTERNS = ("layer_types", "rope_layers")  # kinds of layers in order, again and again
 _DEPTHS = (0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # times the depth that keeps the ratio of width to depth
 _WIDTHS = 32  # at most so many, evenly spaced
 _LARGEST = 0.5  # of the target's blocks: a larger model would cost as much as it
@@ -24,7 +26,7 @@ _RATIO_WEIGHT = 0.25  # of a wrong ratio, beside a wrong size
 class Shape:
     """Sizes of a smaller model."""
 
-    fields: Mapping[str, int]  # of the model section
+    fields: Mapping[str, Any]  # of the model section
     parameters: int  # all of them
     block_parameters: int  # without embedding and head
     distortion: float = 0.0  # 0 if every ratio is the target's
@@ -52,7 +54,8 @@ def smaller_shapes(model: ModelConfig) -> list[Shape]:
             distortion = math.log(wrong_depth) ** 2 + math.log(wrong_group) ** 2
             smaller = model.model_copy(update=fields)
             blocks = block_parameters(smaller)
-            if blocks <= limit:
+            has_every_kind = all(_kinds(smaller, name) == _kinds(model, name) for name in _PATTERNS)
+            if blocks <= limit and has_every_kind:
                 found.append(Shape(fields, count_parameters(smaller).total, blocks, distortion))
     return sorted(found, key=lambda shape: shape.block_parameters)
 
@@ -63,7 +66,11 @@ def block_parameters(model: ModelConfig) -> int:
     return int(counts.total - counts.embedding - counts.head)
 
 
-def _fields(model: ModelConfig, heads: int, width: int, layers: int) -> dict[str, int]:
+def _kinds(model: ModelConfig, pattern: str) -> set[Any]:
+    return set(getattr(model, pattern) or ())
+
+
+def _fields(model: ModelConfig, heads: int, width: int, layers: int) -> dict[str, Any]:
     # Of few heads no group may be as large as the target's.
     groups = heads * model.n_kv_heads / model.heads
     kv_heads = max(each for each in range(1, heads + 1) if heads % each == 0 and each <= max(1, groups))
@@ -75,6 +82,8 @@ def _fields(model: ModelConfig, heads: int, width: int, layers: int) -> dict[str
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": model.n_head_dim,
+        # A model with fewer layers than a pattern has its beginning.
+        **{name: kinds[:layers] for name in _PATTERNS if (kinds := getattr(model, name)) and len(kinds) > layers},
     }
 
 
