@@ -1,8 +1,8 @@
 """Train the runs of a ladder, and read what they have reached.
 
 sizes one after the other, in each the shortest run first:
-finished -> left alone; first of its size -> hlat train RECIPE overrides
-goes on from a shorter one -> fork_run, then hlat train FORK/recipe.yaml, which resumes it too
+finished -> left alone; any other -> hlat train RECIPE overrides, which resumes it too
+goes on from a shorter one -> fork_run before
 a run that fails ends the longer ones of its trunk, and not the others
 
 folders --read_results--> RungResult of each --Ladder of the finished ones--> ladder.json
@@ -17,7 +17,7 @@ from pathlib import Path
 from hlat.checkpoint import fork_run
 from hlat.draft import time_text
 from hlat.forecast import Ladder, LadderRun, read_ladder, sizes_of, write_ladder
-from hlat.ladder.planned_runs import PlannedRun, places
+from hlat.ladder.planned_runs import PlannedRun
 from hlat.ladder.record import LadderPlan, changed, loss_settings
 from hlat.reporting import RunRecord, active_seconds, read_run
 from hlat.runtime.errors import CheckpointError, DataError, NumericsError, PlanError, StorageError
@@ -82,21 +82,22 @@ def _train_size(
         if before.state == NOT_FINITE:
             say(f"{head}: loss nan, finished before, and not counted")
             continue
-        recipe, overrides = plan.target.source, (*plan.target.words, *plan.words_of(run))
         if run.parent is not None:
             if codes.get(run.parent):
                 codes[run.name] = codes[run.parent]
                 say(f"{head}: not started: it continues {run.parent}, which failed")
                 continue
             try:
-                recipe, overrides = _fork(plan, run), places(plan.target, plan.folder, run.name)
+                _fork(plan, run)
             except (CheckpointError, StorageError) as error:
                 codes[run.name] = error.exit_code
                 say(f"{head}: cannot go on from {run.parent}: {error}")
                 continue
         expected = "" if run.seconds is None else f", about {time_text(run.seconds)}"
         say(f"{head}: {run.steps:,} steps{f' from step {run.first:,} of {run.parent}' if run.parent else ''}{expected}")
-        codes[run.name], interrupted = run_hlat(["train", "--quiet", *options, recipe, *overrides], silent=True)
+        # A fork has them too, and not its own recipe.yaml: other words, as for memory, hold for what is not begun.
+        words = ["train", "--quiet", *options, plan.target.source, *plan.words_of(run)]
+        codes[run.name], interrupted = run_hlat(words, silent=True)
         if interrupted:
             return False
         after = _result(plan, run)
@@ -112,12 +113,12 @@ def _train_size(
     return True
 
 
-def _fork(plan: LadderPlan, run: PlannedRun) -> str:
-    """Fork a run from the one before it, unless that has been done; return its recipe."""
+def _fork(plan: LadderPlan, run: PlannedRun) -> None:
+    """Fork a run from the one before it, unless that has been done."""
     folder = plan.folder_of(run)
     if not (folder / RECIPE_NAME).exists():
-        fork_run(f"{plan.folder / str(run.parent)}@{run.first}", folder, plan.words_of(run), check=check_fork_stages)
-    return str(folder / RECIPE_NAME)
+        parent = f"{plan.folder / str(run.parent)}@{run.first}"
+        fork_run(parent, folder, plan.own_words_of(run), check=check_fork_stages)
 
 
 def array_of_sizes(plan: LadderPlan) -> Sweep:
