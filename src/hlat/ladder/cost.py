@@ -16,6 +16,7 @@ from pathlib import Path
 from shutil import rmtree
 
 from hlat.ladder.planned_runs import PlannedRun, Target, places
+from hlat.reporting import active_seconds, read_run
 from hlat.runtime.errors import LaunchError
 from hlat.sweep import run_hlat
 from hlat.tracking import read_metrics
@@ -31,9 +32,10 @@ class Speed:
     """Seconds of a size's parts of a run."""
 
     flops: float  # per token
-    start: float  # processes, imports, compilation, end
+    start: float  # from the record's begin to its end, without steps and validations: compilation, checkpoints
     token: float  # of training
     validation_token: float
+    outside: float = 0.0  # before and after that: Python, imports, text, the model
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,12 @@ class Speeds:
 
     def seconds(self, run: PlannedRun) -> float:
         """Predict the seconds of what a run does itself."""
-        speed = self._at(run.flops)
-        return speed.start + run.own_tokens * speed.token + run.validated_tokens * speed.validation_token
+        speed, outside = self._at(run.flops), self.outside(run)
+        return outside + speed.start + run.own_tokens * speed.token + run.validated_tokens * speed.validation_token
+
+    def outside(self, run: PlannedRun) -> float:
+        """Predict those of them that its record does not show."""
+        return self._at(run.flops).outside
 
     def covers(self, flops: float) -> bool:
         return any(1 / _APART <= flops / one.flops <= _APART for one in self.measured)
@@ -56,14 +62,14 @@ class Speeds:
         if place in (0, len(self.measured)):
             one = self.measured[max(0, place - 1)]
             more = max(1.0, flops / one.flops)
-            return Speed(flops, one.start, one.token * more, one.validation_token * more)
+            return Speed(flops, one.start, one.token * more, one.validation_token * more, one.outside)
         low, high = self.measured[place - 1 : place + 1]
         share = (flops - low.flops) / (high.flops - low.flops)
-        start, token, validation = (
+        start, token, validation, outside = (
             getattr(low, name) + share * (getattr(high, name) - getattr(low, name))
-            for name in ("start", "token", "validation_token")
+            for name in ("start", "token", "validation_token", "outside")
         )
-        return Speed(flops, start, token, validation)
+        return Speed(flops, start, token, validation, outside)
 
 
 def measure(
@@ -113,6 +119,7 @@ def probe_run(target: Target, run: PlannedRun, folder: Path, options: Sequence[s
     if code:
         raise LaunchError(f"{place}: a run of {run.name} failed with exit code {code}; its messages are above.")
     lines = [line["seconds"] for line in read_metrics(place / "metrics.jsonl")]
+    inside = active_seconds(read_run(place))
     rmtree(place, ignore_errors=True)
     validation = sum(line.get("evaluation", 0.0) for line in lines)
     step = statistics.median(
@@ -122,4 +129,5 @@ def probe_run(target: Target, run: PlannedRun, folder: Path, options: Sequence[s
     if target.validation_tokens is not None:
         validated = min(validated, target.validation_tokens)
     tokens = batch * recipe.data.sequence_length
-    return Speed(run.flops, max(0.0, wall - _STEPS * step - validation), step / tokens, validation / validated)
+    start, outside = max(0.0, inside - _STEPS * step - validation), max(0.0, wall - inside)
+    return Speed(run.flops, start, step / tokens, validation / validated, outside)

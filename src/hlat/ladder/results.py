@@ -78,7 +78,7 @@ class LadderReport:
         if ladder is None or len(ladder.runs) < LEAST_RUNS:
             return f"{plural(len(ladder.runs) if ladder else 0, 'finished run')}: a law needs {LEAST_RUNS}"
         try:
-            return ladder.forecast(sizes_of(recipe), recipe.total_tokens)
+            return ladder.forecast_recipe(recipe)  # its length, and what is chosen by it, may be other ones
         except PlanError as error:
             return str(error)
 
@@ -101,7 +101,8 @@ class LadderReport:
         for result in self.results:
             run, law = result.run, fitted.get(result.run.name)
             loss = result.state if result.loss is None else f"{result.loss:.4f}"
-            cells = (loss, _NONE if law is None else f"{law:.4f}", _time(run.seconds), _time(result.seconds))
+            planned = None if run.seconds is None else run.seconds - run.outside  # as the record counts
+            cells = (loss, _NONE if law is None else f"{law:.4f}", _time(planned), _time(result.seconds))
             rows.append((run.name, _count(run.parameters), _count(run.tokens), *cells))
         return [*_table(rows), *self._law_lines()]
 
