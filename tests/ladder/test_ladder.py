@@ -167,7 +167,7 @@ def test_runs_are_started_once_each_by_size_and_a_failure_stops_only_its_trunk(
     monkeypatch.setattr(trains, "fork_run", lambda *words, **more: None)
     now = plan_ladder(replace(question, words=(*question.words, "batch.micro_batch=1")))
     run_ladder(now, said.append)
-    fork = next(words for words in started[5:] if now.own_words_of(now.runs[1])[-2] in words)
+    fork = next(words for words in started[5:] if now.words_of(now.runs[1])[-2] in words)
     recipe = load_recipe(fork[2], fork[3:])
     assert recipe == now.recipe_of(now.runs[1]) and recipe.batch.micro_batch == 1
 

@@ -11,7 +11,7 @@ import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from shutil import rmtree
 
@@ -46,17 +46,14 @@ class Speeds:
 
     def seconds(self, run: PlannedRun) -> float:
         """Predict the seconds of what a run does itself."""
-        speed, outside = self._at(run.flops), self.outside(run)
-        return outside + speed.start + run.own_tokens * speed.token + run.validated_tokens * speed.validation_token
-
-    def outside(self, run: PlannedRun) -> float:
-        """Predict those of them that its record does not show."""
-        return self._at(run.flops).outside
+        speed = self.at(run.flops)
+        steps = run.own_tokens * speed.token + run.validated_tokens * speed.validation_token
+        return speed.outside + speed.start + steps
 
     def covers(self, flops: float) -> bool:
         return any(1 / _APART <= flops / one.flops <= _APART for one in self.measured)
 
-    def _at(self, flops: float) -> Speed:
+    def at(self, flops: float) -> Speed:
         """Interpolate; beyond the largest size time grows as FLOPs, and below the smallest it stays."""
         place = bisect_left([one.flops for one in self.measured], flops)
         if place in (0, len(self.measured)):
@@ -65,11 +62,7 @@ class Speeds:
             return Speed(flops, one.start, one.token * more, one.validation_token * more, one.outside)
         low, high = self.measured[place - 1 : place + 1]
         share = (flops - low.flops) / (high.flops - low.flops)
-        start, token, validation, outside = (
-            getattr(low, name) + share * (getattr(high, name) - getattr(low, name))
-            for name in ("start", "token", "validation_token", "outside")
-        )
-        return Speed(flops, start, token, validation, outside)
+        return Speed(*(a + share * (b - a) for a, b in zip(astuple(low), astuple(high), strict=True)))
 
 
 def measure(
@@ -91,10 +84,10 @@ def measure(
 def probe_run(target: Target, run: PlannedRun, folder: Path, options: Sequence[str]) -> Speed:
     """Train some steps of a run of the ladder in a folder of its own, which is removed; LaunchError if that fails."""
     recipe = target.recipe
-    batch = recipe.batch.global_batch
+    batch, length = recipe.batch.global_batch, recipe.data.sequence_length
     least = recipe.batch.micro_batch if recipe.gives("batch.micro_batch") else 1
     # Halved only: the number of processes divides it still, unless it is too small for them.
-    while batch % (2 * least) == 0 and batch * recipe.data.sequence_length * run.flops > _STEP_FLOPS:
+    while batch % (2 * least) == 0 and batch * length * run.flops > _STEP_FLOPS:
         batch //= 2
     place = folder / "probe"
     sequences = min(_SEQUENCES, recipe.evaluation.sequences or _SEQUENCES)
@@ -125,9 +118,6 @@ def probe_run(target: Target, run: PlannedRun, folder: Path, options: Sequence[s
     step = statistics.median(
         sum(seconds for phase, seconds in line.items() if phase != "evaluation") for line in lines[_WARM:]
     )
-    validated = sequences * recipe.data.sequence_length
-    if target.validation_tokens is not None:
-        validated = min(validated, target.validation_tokens)
-    tokens = batch * recipe.data.sequence_length
-    start, outside = max(0.0, inside - _STEPS * step - validation), max(0.0, wall - inside)
-    return Speed(run.flops, start, step / tokens, validation / validated, outside)
+    validated = min(sequences * length, target.validation_tokens or sequences * length)
+    start = max(0.0, inside - _STEPS * step - validation)
+    return Speed(run.flops, start, step / (batch * length), validation / validated, max(0.0, wall - inside))

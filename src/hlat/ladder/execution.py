@@ -17,7 +17,7 @@ from pathlib import Path
 from hlat.checkpoint import fork_run
 from hlat.draft import time_text
 from hlat.forecast import Ladder, LadderRun, read_ladder, sizes_of, write_ladder
-from hlat.ladder.planned_runs import PlannedRun
+from hlat.ladder.planned_runs import PlannedRun, places
 from hlat.ladder.record import LadderPlan, changed, loss_settings
 from hlat.reporting import RunRecord, active_seconds, read_run
 from hlat.runtime.errors import CheckpointError, DataError, NumericsError, PlanError, StorageError
@@ -117,8 +117,8 @@ def _fork(plan: LadderPlan, run: PlannedRun) -> None:
     """Fork a run from the one before it, unless that has been done."""
     folder = plan.folder_of(run)
     if not (folder / RECIPE_NAME).exists():
-        parent = f"{plan.folder / str(run.parent)}@{run.first}"
-        fork_run(parent, folder, plan.own_words_of(run), check=check_fork_stages)
+        words = (*run.overrides, *places(plan.target, plan.folder, run.name))
+        fork_run(f"{plan.folder / str(run.parent)}@{run.first}", folder, words, check=check_fork_stages)
 
 
 def array_of_sizes(plan: LadderPlan) -> Sweep:
@@ -167,12 +167,11 @@ def _result(plan: LadderPlan, run: PlannedRun, code: int | None = None) -> RungR
 
 def _refuse_other(plan: LadderPlan, run: PlannedRun, record: RunRecord) -> None:
     """Raise PlanError if a folder has a run with other settings than those of its place in the ladder."""
-    if not record.settings:
-        if record.metrics:
-            raise PlanError(f"{record.folder}: has a run whose recipe is unknown. Move it away, or use --to NEW")
-        return
     if record.recipe is None:
-        raise PlanError(f"{record.folder}: has a run of another version of hlat. Move it away, or use --to NEW")
+        if record.settings or record.metrics:
+            unknown = "has a run whose recipe is unknown, or of another version of hlat"
+            raise PlanError(f"{record.folder}: {unknown}. Move it away, or use --to NEW")
+        return
     before, now = (
         {**loss_settings(recipe), "training.steps": recipe.total_steps}
         for recipe in (record.recipe, plan.recipe_of(run))
@@ -197,11 +196,8 @@ def _losses(record: RunRecord) -> dict[int, float]:
 
 
 def _scores(record: RunRecord, end: int) -> dict[str, float]:
-    found = {}
-    for name, (steps, values) in record.metrics.items():
-        if name.startswith("task/") and len(steps) and steps[-1] == end:
-            found[name.removeprefix("task/")] = float(values[-1])
-    return found
+    scores = {name: each for name, each in record.metrics.items() if name.startswith("task/") and end in each[0][-1:]}
+    return {name.removeprefix("task/"): float(values[-1]) for name, (_, values) in scores.items()}
 
 
 def ladder_of(plan: LadderPlan, results: Sequence[RungResult]) -> Ladder | None:
@@ -210,7 +206,7 @@ def ladder_of(plan: LadderPlan, results: Sequence[RungResult]) -> Ladder | None:
     for result in results:
         if result.loss is not None:
             run = result.run
-            of_size = next(one for one in plan.by_size() if run in one)
+            of_size = plan.size_of(run)
             sizes = sizes_of(plan.recipe_of(run))
             curve = tuple((step / run.steps, loss) for step, loss in result.curve)
             # Runs that go on from each other share samples and noise.

@@ -25,7 +25,6 @@ from hlat.planner import peak_rate
 
 _VALIDATIONS, _LEAST_VALIDATIONS, _SAVES = 20, 5, 2  # of a run, on its way
 _LEAST_WARMUP = 0.02  # of a run: the share of a long target is too few steps of a short run
-_MOST_DECAY = 0.9  # of a run: before a longer decay there is next to nothing to share
 _VALIDATION_SHARE = 0.25  # of the FLOPs of training, above which a run validates less often
 
 
@@ -98,9 +97,8 @@ def places(target: Target, folder: Path, name: str) -> tuple[str, ...]:
 
 
 def has_trunk(recipe: Recipe) -> bool:
-    """Return True if runs of different lengths have the same rates up to their decays, and decay late."""
-    schedule = recipe.schedule
-    return schedule.kind == "wsd" and schedule.horizon_steps is None and schedule.decay_fraction <= _MOST_DECAY
+    """Return True if runs of different lengths have the same rates up to their decays."""
+    return recipe.schedule.kind == "wsd" and recipe.schedule.horizon_steps is None
 
 
 def before_decay(recipe: Recipe, steps: int) -> int:
@@ -145,6 +143,7 @@ def _length_fields(target: Target, steps: int) -> dict[str, Any]:
     saves = max(count for count in range(1, _SAVES + 1) if kept % count == 0)
     # A small state is written faster than a helper process starts.
     checkpoint = {"every_steps": kept // saves, "keep_last": 2, "keep_every_steps": kept, "background": False}
+    horizon = recipe.schedule.horizon_steps
     return {
         "training.steps": steps,
         # On the sequences of the target's own validations: other ones have another loss.
@@ -154,13 +153,8 @@ def _length_fields(target: Target, steps: int) -> dict[str, Any]:
             "tasks": [str(task) for task in recipe.evaluation.tasks],  # their accuracies are forecast, too
         },
         "checkpoint": checkpoint,
-        **({} if recipe.schedule.horizon_steps is None else {"schedule.horizon_steps": _horizon(recipe, steps)}),
+        **({} if horizon is None else {"schedule.horizon_steps": ceil(horizon * steps / recipe.total_steps)}),
     }
-
-
-def _horizon(recipe: Recipe, steps: int) -> int:
-    """Return the step of a run at which its schedule ends: the target's share."""
-    return ceil(recipe.horizon_steps * steps / recipe.total_steps)
 
 
 def _warmup(recipe: Recipe, lengths: Sequence[int], steps: int) -> int:
@@ -169,6 +163,5 @@ def _warmup(recipe: Recipe, lengths: Sequence[int], steps: int) -> int:
         return 0
     share = max(_LEAST_WARMUP, recipe.schedule.warmup_steps / recipe.total_steps)
     if not has_trunk(recipe):
-        room = before_decay(recipe, _horizon(recipe, steps)) - 1 if recipe.schedule.kind == "wsd" else steps
-        return max(0, min(ceil(share * steps), room))
+        return ceil(share * steps)
     return min(ceil(share * sqrt(lengths[0] * lengths[-1])), before_decay(recipe, lengths[0]) - 1)

@@ -151,4 +151,7 @@ def _timed(
 
     cheapest = min(candidates(target, axes), key=lambda runs: sum(run.own_flops for run in runs))
     speeds = measure(choose, probe, cheapest)
-    return [replace(run, seconds=speeds.seconds(run), outside=speeds.outside(run)) for run in choose(speeds.seconds)]
+    return [
+        replace(run, seconds=speeds.seconds(run), outside=speeds.at(run.flops).outside)
+        for run in choose(speeds.seconds)
+    ]

@@ -39,15 +39,13 @@ class LadderPlan:
     def folder_of(self, run: PlannedRun) -> Path:
         return self.folder / run.name
 
-    def own_words_of(self, run: PlannedRun) -> tuple[str, ...]:
-        """Overrides of a run: of the target's recipe, or of its parent's."""
-        return (*run.overrides, *places(self.target, self.folder, run.name))
+    def size_of(self, run: PlannedRun) -> list[PlannedRun]:
+        return next(runs for runs in self.by_size() if run in runs)
 
     def words_of(self, run: PlannedRun) -> tuple[str, ...]:
         """Overrides of the target's recipe that make it the recipe of a run."""
-        first = next(one for one in self.runs if one.name.partition("-")[0] == run.name.partition("-")[0])
-        trunk = () if run.parent is None else first.overrides
-        return (*self.target.words, *trunk, *self.own_words_of(run))
+        trunk = () if run.parent is None else self.size_of(run)[0].overrides
+        return (*self.target.words, *trunk, *run.overrides, *places(self.target, self.folder, run.name))
 
     def recipe_of(self, run: PlannedRun) -> Recipe:
         """Return the recipe that a run has, or is to have."""
@@ -61,8 +59,8 @@ class LadderPlan:
     @property
     def seconds(self) -> float | None:
         """Expected seconds of all runs, one after the other; None if no speed was measured."""
-        each = [run.seconds for run in self.runs if run.seconds is not None]
-        return sum(each) if len(each) == len(self.runs) else None
+        each = [run.seconds or 0.0 for run in self.runs]
+        return sum(each) if all(each) else None
 
 
 def write_plan(plan: LadderPlan, asked: Mapping[str, Any]) -> None:

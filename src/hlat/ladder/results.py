@@ -109,7 +109,11 @@ class LadderReport:
     def _law_lines(self) -> Iterator[str]:
         if self.missing:
             verb = "has" if len(self.missing) == 1 else "have"
-            others = "" if self.forecast is None else f"; the law is from the other {plural(self._finished, 'run')}"
+            others = (
+                ""
+                if self.forecast is None
+                else f"; the law is from the other {plural(len(self.results) - len(self.missing), 'run')}"
+            )
             yield f"{listed(self.missing)} {verb} not finished{others}"
         if self.ladder is None or isinstance(self._forecast, str):
             yield from wrapped(f"no forecast: {self._forecast}", _COLUMNS + 2, 2)
@@ -131,10 +135,6 @@ class LadderReport:
         narrower = f"would make that range {1 - more.narrowing:.0%} narrower"
         yield f"  a further run of N = {_count(more.size)} on {_count(more.tokens)} tokens {narrower}"
         yield f"recorded in {self.plan.folder / LADDER_FILE}"
-
-    @property
-    def _finished(self) -> int:
-        return len(self.results) - len(self.missing)
 
     def constants(self) -> dict[str, tuple[float, float, float]]:
         """Return the constants of the law by name, each with the 80 % range of fits to resampled runs."""

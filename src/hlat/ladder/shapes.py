@@ -15,7 +15,6 @@ from typing import Any
 from hlat.config import ModelConfig
 from hlat.model import count_parameters
 
-_PATTERNS = ("layer_types", "rope_layers")  # kinds of layers in order, again and again
 _DEPTHS = (0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # times the depth that keeps the ratio of width to depth
 _WIDTHS = 32  # at most so many, evenly spaced
 _LARGEST = 0.5  # of the target's blocks: a larger model would cost as much as it
@@ -54,8 +53,8 @@ def smaller_shapes(model: ModelConfig) -> list[Shape]:
             distortion = math.log(wrong_depth) ** 2 + math.log(wrong_group) ** 2
             smaller = model.model_copy(update=fields)
             blocks = block_parameters(smaller)
-            has_every_kind = all(_kinds(smaller, name) == _kinds(model, name) for name in _PATTERNS)
-            if blocks <= limit and has_every_kind:
+            cut = first_layers(model, layers)
+            if blocks <= limit and all(set(kinds) == set(getattr(model, name)) for name, kinds in cut.items()):
                 found.append(Shape(fields, count_parameters(smaller).total, blocks, distortion))
     return sorted(found, key=lambda shape: shape.block_parameters)
 
@@ -66,8 +65,10 @@ def block_parameters(model: ModelConfig) -> int:
     return int(counts.total - counts.embedding - counts.head)
 
 
-def _kinds(model: ModelConfig, pattern: str) -> set[Any]:
-    return set(getattr(model, pattern) or ())
+def first_layers(model: ModelConfig, layers: int) -> dict[str, Any]:
+    """Return the patterns of a model as those of one with fewer layers, which has their beginning."""
+    given = {"layer_types": model.layer_types, "rope_layers": model.rope_layers}
+    return {name: kinds[:layers] for name, kinds in given.items() if kinds}
 
 
 def _fields(model: ModelConfig, heads: int, width: int, layers: int) -> dict[str, Any]:
@@ -82,8 +83,7 @@ def _fields(model: ModelConfig, heads: int, width: int, layers: int) -> dict[str
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": model.n_head_dim,
-        # A model with fewer layers than a pattern has its beginning.
-        **{name: kinds[:layers] for name in _PATTERNS if (kinds := getattr(model, name)) and len(kinds) > layers},
+        **first_layers(model, layers),
     }
 
 
