@@ -1,8 +1,10 @@
 """The runs of a ladder: smaller models of the same form, spread over sizes and tokens, within the budget."""
 
 import itertools
+import json
 import math
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hlat.config import PRESETS, ModelConfig, RecipeError, load_recipe, model_section
+from hlat.config.sections.model import FULL_ATTENTION as FULL
+from hlat.config.sections.model import SLIDING_ATTENTION as SLIDING
+from hlat.forecast import conditions_of
 from hlat.ladder import LadderPlan, LadderQuestion, design_lines, plan_ladder
 from hlat.ladder.cost import Speed, Speeds, measure
 from hlat.ladder.design import LEAST_STEPS, Axes, candidates, draw, target_recipe
@@ -65,16 +70,27 @@ def test_smaller_models_have_the_form_of_the_target(preset: str):
     assert [one.block_parameters for one in found] == sorted(one.block_parameters for one in found)
 
 
-@pytest.mark.parametrize("kind", ["wsd", "cosine"])
-def test_every_run_is_a_recipe_and_together_they_spread(tmp_path: Path, kind: str):
-    goal = target(tmp_path, f"schedule.kind={kind}")
+OLMO = ("model.architecture=olmo3", "model.sliding_window=8", f"model.layer_types={4 * [SLIDING, FULL]}")
+
+
+@pytest.mark.parametrize(
+    ("words", "forks"),
+    [
+        (("schedule.kind=wsd", *OLMO), True),
+        (("schedule.kind=cosine",), False),
+    ],
+)
+def test_every_run_is_a_recipe_and_together_they_spread(tmp_path: Path, words: tuple[str, ...], forks: bool):
+    """Also where small models have fewer layers than a pattern."""
+    goal = target(tmp_path, *words)
     runs = next(candidates(goal, Axes()))
     by_name = {run.name: run for run in runs}
     assert len(by_name) == len(runs) == 20
     whole = count_parameters(goal.recipe.model).total
     for run in runs:
-        words = run.overrides if run.parent is None else [*trunk_of(run, by_name).overrides, *run.overrides]
-        recipe = load_recipe(goal.source, [*goal.words, *words])
+        more = run.overrides if run.parent is None else [*trunk_of(run, by_name).overrides, *run.overrides]
+        recipe = load_recipe(goal.source, [*goal.words, *more])
+        assert set(recipe.model.layer_types or ()) == set(goal.recipe.model.layer_types or ()), "every kind of layer"
         assert recipe.total_steps == run.steps >= LEAST_STEPS and recipe.total_tokens == run.tokens
         assert count_parameters(recipe.model).total == run.parameters < whole
         assert recipe.training.seed == 3 and recipe.batch.global_batch == 8 and recipe.optimizer.lr == 2e-3
@@ -87,7 +103,7 @@ def test_every_run_is_a_recipe_and_together_they_spread(tmp_path: Path, kind: st
     sizes = {run.parameters for run in runs}
     assert all(max(r.tokens for r in runs if r.parameters == n) > 4 * min(r.tokens for r in runs if r.parameters == n)
                for n in sizes)  # fmt: skip
-    assert any(run.parent for run in runs) == (kind == "wsd")
+    assert any(run.parent for run in runs) == forks
 
 
 def trunk_of(run: PlannedRun, by_name: dict[str, PlannedRun]) -> PlannedRun:
@@ -135,11 +151,12 @@ def test_a_design_is_within_its_budget(tmp_path_factory, budget: float):
 
 
 def test_seconds_are_those_of_measured_sizes_and_grow_as_flops_beyond():
-    speeds = Speeds((Speed(1e3, 2.0, 1e-3, 1e-4), Speed(3e3, 4.0, 2e-3, 3e-4)))
+    speeds = Speeds((Speed(1e3, 1.5, 1e-3, 1e-4, outside=0.5), Speed(3e3, 3.0, 2e-3, 3e-4, outside=1.0)))
     run = PlannedRun("a", 1, 1000, 10, 1e3, (), validated_tokens=200)
     assert speeds.seconds(run) == pytest.approx(2 + 1000 * 1e-3 + 2 * 100 * 1e-4)
     assert speeds.seconds(replace(run, flops=2e3)) == pytest.approx(3 + 1000 * 1.5e-3 + 2 * 100 * 2e-4)
     assert speeds.seconds(replace(run, flops=6e3)) == pytest.approx(4 + 1000 * 4e-3 + 2 * 100 * 6e-4)
+    assert [speeds.at(each).outside for each in (5e2, 2e3, 6e3)] == [0.5, 0.75, 1.0]
     assert speeds.seconds(replace(run, flops=5e2)) == pytest.approx(speeds.seconds(run))
     assert speeds.seconds(replace(run, first=5, parent="b")) == pytest.approx(2 + 500 * 1e-3 + 2 * 100 * 1e-4)
 
@@ -170,6 +187,7 @@ def test_sizes_are_measured_until_the_largest_of_the_design_has_been(tmp_path: P
         (["batch.ramp=[{tokens: 1024, global_batch: 4}]", "data.validation.fraction=0"], ["batch.ramp=[]", "0.01"]),
         (["model.heads=1", "model.kv_heads=1", "model.layers=2"], ["too small", "3 sizes"]),
         (["checkpoint.init_from=runs/x"], ["begin at random"]),
+        (["schedule={kind: wsd, decay_fraction: 1}"], ["no step before its decay", "linear"]),
         (["training.steps=null", "training.tokens=null", "stages=[{name: a, steps: 5000}]"], ["stages: do not scale"]),
     ],
 )
@@ -230,9 +248,34 @@ def test_a_design_is_read_again_and_another_recipe_is_refused(tmp_path: Path, co
         plan_ladder(replace(question, flops="1e14"))
     with pytest.raises(PlanError, match=r"optimizer\.lr is 0\.01, and was 0\.002"):
         plan_ladder(replace(question, words=(text, "optimizer.lr=1e-2")))
+    for word in ("data.tokenizer.eos_token=null", "data.validation.by=tail", "schedule.horizon_steps=9000"):
+        name = word.partition("=")[0].replace("steps", "share")
+        with pytest.raises(PlanError, match=rf"{name} is .*, and was (auto|1\.0)"):
+            plan_ladder(replace(question, words=(text, word)))
+    shutil.rmtree(plan.folder / "data")
+    plan_ladder(question)
+    assert (plan.folder / "data").is_dir(), "again before any run"
     (plan.folder / "design.json").write_text("{")
     with pytest.raises(PlanError, match=r"design\.json: cannot be read"):
         plan_ladder(question)
+
+
+def test_a_horizon_is_a_share_of_the_length(tmp_path: Path):
+    """In designs of versions that recorded steps, too: those of another length would have been another schedule."""
+    goal = target(tmp_path, "schedule.horizon_steps=30000")
+    plan = LadderPlan(goal, tmp_path / "ladder", tuple(next(candidates(goal, Axes()))), conditions_of(goal.recipe))
+    longer = target(tmp_path, "schedule.horizon_steps=60000", "training.tokens=20M")
+    other = target(tmp_path, "schedule.horizon_steps=30000", "training.tokens=20M")
+    write_plan(plan, {})
+    for _ in range(2):
+        assert read_plan(goal, plan.folder, {}) == plan
+        assert read_plan(longer, plan.folder, {}).runs == plan.runs
+        with pytest.raises(PlanError, match=r"schedule\.horizon_share is 0\.38, and was 0\.77"):
+            read_plan(other, plan.folder, {})
+        content = json.loads((plan.folder / "design.json").read_text())
+        content["recipe"] = {**content["recipe"], "schedule.horizon_steps": 30000}
+        content["recipe"].pop("schedule.horizon_share", None)
+        (plan.folder / "design.json").write_text(json.dumps(content))
 
 
 def test_an_open_rate_is_one_for_each_size(tmp_path: Path):

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +18,13 @@ from hlat.config import load_recipe
 from hlat.forecast import Ladder, ScalingLaw, read_ladder, write_ladder
 from hlat.ladder import LadderPlan, LadderQuestion, LadderReport, plan_ladder, read_results, record_results, run_ladder
 from hlat.ladder import execution as trains
+from hlat.ladder.planned_runs import PlannedRun
+from hlat.planner import resolve_defaults
 from hlat.runtime.errors import PlanError
 from hlat.sweep import array_script
 from tests.support.reporting import event, line, write_lines, write_run
 
+# What it leaves open, runs choose: they record other values than the recipe has.
 RECIPE = """
 run: {name: target}
 model: {vocab_size: 320, layers: 8, hidden_size: 64, intermediate_size: 192, heads: 8, kv_heads: 4}
@@ -29,11 +33,9 @@ data:
   sequence_length: 16
   tokenizer: {vocab_size: 320}
   validation: {fraction: 0.02}
-batch: {global_batch: 2, micro_batch: 2}
-optimizer: {lr: 3.0e-3}
-schedule: {kind: wsd, warmup_steps: 60}
-training: {tokens: 150k, log_every: 50, seed: 3}
-precision: {mode: fp32}
+batch: {global_batch: 2}
+schedule: {kind: wsd}
+training: {tokens: 150k, seed: 3}
 """
 SIZES, TOKENS = "w8,w16,w24", "0.6,1.2"
 LAW = ScalingLaw(2.0, 30.0, 60.0, 0.35, 0.37)  # losses of 3 to 7 for models and texts as small as these
@@ -47,13 +49,20 @@ def question(corpus: Path, tmp_path: Path) -> LadderQuestion:
     return LadderQuestion(str(file), ("run.device=cpu",), sizes=SIZES, tokens=TOKENS, to=str(tmp_path / "ladder"))
 
 
+def recorded(plan: LadderPlan, run: PlannedRun) -> dict[str, Any]:
+    """The recipe that a run records on one process: with every value that it chooses, and the mode of its device."""
+    recipe, _ = resolve_defaults(plan.recipe_of(run), 1)
+    mode = recipe.precision.mode.replace("auto", "fp32")
+    return recipe.in_mode(mode).with_determinism(True).model_dump(mode="json")
+
+
 def pretend(plan: LadderPlan, finished: int | None = None) -> None:
     """Write folders of runs as if they had been trained, with losses of a known law."""
     for run in plan.runs[:finished]:
         loss = LAW.loss(run.flops / 6, run.tokens)
         steps = range(run.first + run.steps // 20, run.steps, run.steps // 20)
         lines = [line(step, val_loss=loss * (1 + 0.1 * (1 - step / run.steps)), seconds={}) for step in steps]
-        begun = event("start", 0, step=run.first, recipe=plan.recipe_of(run).model_dump(mode="json"))
+        begun = event("start", 0, step=run.first, recipe=recorded(plan, run))
         write_run(
             plan.folder / run.name, [*lines, line(run.steps, val_loss=loss, seconds={})], [begun, event("end", 90)]
         )
@@ -61,8 +70,9 @@ def pretend(plan: LadderPlan, finished: int | None = None) -> None:
 
 def test_the_report_has_the_law_of_the_runs_and_what_they_took(question: LadderQuestion):
     """Witness: losses written by a law of known constants; the fit and the forecast are its own."""
+    question = replace(question, words=(*question.words, "schedule.warmup_steps=60"))
     plan = plan_ladder(question)
-    plan = replace(plan, runs=tuple(replace(run, seconds=60.0) for run in plan.runs))
+    plan = replace(plan, runs=tuple(replace(run, seconds=68.0, outside=8.0) for run in plan.runs))
     pretend(plan)
     report = LadderReport(plan, tuple(read_results(plan)))
     assert not report.missing and report.ladder is not None and report.forecast is not None
@@ -76,10 +86,14 @@ def test_the_report_has_the_law_of_the_runs_and_what_they_took(question: LadderQ
     lines = report.lines()
     assert max(map(len, lines[:-1])) <= 80, max(lines, key=len)
     assert lines[0].split()[-2:] == ["planned", "actual"]
-    assert "60 seconds" in lines[1] and "1.5 minutes" in lines[1]
+    assert "60 seconds" in lines[1] and "1.5 minutes" in lines[1], "both as records count, from begin to end"
     found = json.loads(json.dumps(report.to_dict()))
     assert [run["actual_seconds"] for run in found["runs"]] == [90.0] * 6
     assert found["law"]["E"]["low"] <= found["law"]["E"]["value"] <= found["law"]["E"]["high"]
+    assert report.forecast.warnings == ()
+    longer = plan_ladder(replace(question, words=(*question.words, "training.tokens=300k")))
+    other = LadderReport(longer, tuple(read_results(longer)))
+    assert "schedule.warmup_share is 0.0064, and 0.013 in the ladder" in str(other.forecast)
 
 
 def test_scores_of_the_last_validation_give_accuracies(question: LadderQuestion):
@@ -132,7 +146,7 @@ def test_runs_are_started_once_each_by_size_and_a_failure_stops_only_its_trunk(
         folder = Path(next(word for word in words if word.startswith("run.dir=")).removeprefix("run.dir=").strip('"'))
         if "16x" not in folder.name:
             run = next(one for one in plan.runs if one.name == folder.name)
-            recipe = plan.recipe_of(run).model_dump(mode="json")
+            recipe = recorded(plan, run)
             loss = {} if "24x" in folder.name else {"val_loss": 4.0}
             write_run(folder, [line(run.steps, **loss)], [event("start", 0, step=0, recipe=recipe), event("end", 5)])
         return 3 if "16x" in folder.name else 0, False
@@ -149,6 +163,13 @@ def test_runs_are_started_once_each_by_size_and_a_failure_stops_only_its_trunk(
     run_ladder(plan, said.append)
     assert len(started) == 5, "finished runs are left alone"
     assert [run.name for run in read_ladder(plan.folder).runs] == [plan.runs[0].name]
+    # A fork begins with the user's words of now: those for memory may be other ones than its trunk had.
+    monkeypatch.setattr(trains, "fork_run", lambda *words, **more: None)
+    now = plan_ladder(replace(question, words=(*question.words, "batch.micro_batch=1")))
+    run_ladder(now, said.append)
+    fork = next(words for words in started[5:] if now.words_of(now.runs[1])[-2] in words)
+    recipe = load_recipe(fork[2], fork[3:])
+    assert recipe == now.recipe_of(now.runs[1]) and recipe.batch.micro_batch == 1
 
 
 def test_a_loss_that_is_not_finite_counts_as_missing(question: LadderQuestion, monkeypatch: pytest.MonkeyPatch):

@@ -95,10 +95,10 @@ def ladder(
         say(json.dumps(report.to_dict(), indent=2) if as_json else "\n".join(design_lines(plan)))
         return
     results = read_results(plan) if show else run_ladder(plan, speak, only=only, options=options)
-    if show:
-        record_results(plan, results)
     report = LadderReport(plan, tuple(results))
     say(json.dumps(report.to_dict(), indent=2) if as_json else "\n".join(report.lines()))
+    if show:
+        record_results(plan, results)  # last: the folder may be one that can only be read
     failed = [result.exit_code for result in results if result.exit_code]
     raise typer.Exit(failed[-1] if failed else 0)
 

@@ -34,6 +34,7 @@ import torch
 
 from hlat.config import Recipe, parse_recipe
 from hlat.data import Batch
+from hlat.ladder.shapes import first_layers
 from hlat.model import Decoder
 from hlat.optim import build_optimizer
 from hlat.parallel import build_parallel
@@ -154,9 +155,7 @@ def recipe_of_size(recipe: Recipe, width: int, layers: int, narrowest: int) -> R
         "head_dim": head,
         "vocab_size": min(model.vocab_size, _VOCABULARY),
     }
-    section = model.model_dump(mode="json", exclude={"preset", "hf_config"}) | sizes
-    # A model with fewer layers than a pattern has its beginning.
-    section |= {name: section[name][:layers] for name in ("layer_types", "rope_layers") if section.get(name)}
+    section = model.model_dump(mode="json", exclude={"preset", "hf_config"}) | sizes | first_layers(model, layers)
     return parse_recipe(
         {
             "model": section,

@@ -11,11 +11,12 @@ import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from shutil import rmtree
 
 from hlat.ladder.planned_runs import PlannedRun, Target, places
+from hlat.reporting import active_seconds, read_run
 from hlat.runtime.errors import LaunchError
 from hlat.sweep import run_hlat
 from hlat.tracking import read_metrics
@@ -31,9 +32,10 @@ class Speed:
     """Seconds of a size's parts of a run."""
 
     flops: float  # per token
-    start: float  # processes, imports, compilation, end
+    start: float  # from the record's begin to its end, without steps and validations: compilation, checkpoints
     token: float  # of training
     validation_token: float
+    outside: float = 0.0  # before and after that: Python, imports, text, the model
 
 
 @dataclass(frozen=True)
@@ -44,26 +46,23 @@ class Speeds:
 
     def seconds(self, run: PlannedRun) -> float:
         """Predict the seconds of what a run does itself."""
-        speed = self._at(run.flops)
-        return speed.start + run.own_tokens * speed.token + run.validated_tokens * speed.validation_token
+        speed = self.at(run.flops)
+        steps = run.own_tokens * speed.token + run.validated_tokens * speed.validation_token
+        return speed.outside + speed.start + steps
 
     def covers(self, flops: float) -> bool:
         return any(1 / _APART <= flops / one.flops <= _APART for one in self.measured)
 
-    def _at(self, flops: float) -> Speed:
+    def at(self, flops: float) -> Speed:
         """Interpolate; beyond the largest size time grows as FLOPs, and below the smallest it stays."""
         place = bisect_left([one.flops for one in self.measured], flops)
         if place in (0, len(self.measured)):
             one = self.measured[max(0, place - 1)]
             more = max(1.0, flops / one.flops)
-            return Speed(flops, one.start, one.token * more, one.validation_token * more)
+            return Speed(flops, one.start, one.token * more, one.validation_token * more, one.outside)
         low, high = self.measured[place - 1 : place + 1]
         share = (flops - low.flops) / (high.flops - low.flops)
-        start, token, validation = (
-            getattr(low, name) + share * (getattr(high, name) - getattr(low, name))
-            for name in ("start", "token", "validation_token")
-        )
-        return Speed(flops, start, token, validation)
+        return Speed(*(a + share * (b - a) for a, b in zip(astuple(low), astuple(high), strict=True)))
 
 
 def measure(
@@ -85,10 +84,10 @@ def measure(
 def probe_run(target: Target, run: PlannedRun, folder: Path, options: Sequence[str]) -> Speed:
     """Train some steps of a run of the ladder in a folder of its own, which is removed; LaunchError if that fails."""
     recipe = target.recipe
-    batch = recipe.batch.global_batch
+    batch, length = recipe.batch.global_batch, recipe.data.sequence_length
     least = recipe.batch.micro_batch if recipe.gives("batch.micro_batch") else 1
     # Halved only: the number of processes divides it still, unless it is too small for them.
-    while batch % (2 * least) == 0 and batch * recipe.data.sequence_length * run.flops > _STEP_FLOPS:
+    while batch % (2 * least) == 0 and batch * length * run.flops > _STEP_FLOPS:
         batch //= 2
     place = folder / "probe"
     sequences = min(_SEQUENCES, recipe.evaluation.sequences or _SEQUENCES)
@@ -113,13 +112,12 @@ def probe_run(target: Target, run: PlannedRun, folder: Path, options: Sequence[s
     if code:
         raise LaunchError(f"{place}: a run of {run.name} failed with exit code {code}; its messages are above.")
     lines = [line["seconds"] for line in read_metrics(place / "metrics.jsonl")]
+    inside = active_seconds(read_run(place))
     rmtree(place, ignore_errors=True)
     validation = sum(line.get("evaluation", 0.0) for line in lines)
     step = statistics.median(
         sum(seconds for phase, seconds in line.items() if phase != "evaluation") for line in lines[_WARM:]
     )
-    validated = sequences * recipe.data.sequence_length
-    if target.validation_tokens is not None:
-        validated = min(validated, target.validation_tokens)
-    tokens = batch * recipe.data.sequence_length
-    return Speed(run.flops, max(0.0, wall - _STEPS * step - validation), step / tokens, validation / validated)
+    validated = min(sequences * length, target.validation_tokens or sequences * length)
+    start = max(0.0, inside - _STEPS * step - validation)
+    return Speed(run.flops, start, step / (batch * length), validation / validated, max(0.0, wall - inside))

@@ -14,7 +14,7 @@ from math import ceil, log
 
 from hlat.config import Problem, Recipe, RecipeError, load_recipe
 from hlat.forecast import LEAST_RUNS, Observation, check_design, sizes_of
-from hlat.ladder.planned_runs import PlannedRun, Target, runs_of_size
+from hlat.ladder.planned_runs import PlannedRun, Target, before_decay, has_trunk, runs_of_size
 from hlat.ladder.record import LadderPlan
 from hlat.ladder.shapes import Shape, block_parameters, nearest, smaller_shapes
 from hlat.model import count_parameters
@@ -89,6 +89,9 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     if not recipe.data.validation.fraction and recipe.data.validation.path is None:
         remedy = "Set data.validation.fraction=0.01, or data.validation.path=FILE."
         yield Problem("data.validation.fraction", "leaves no text to measure losses on.", remedy, 0, True)
+    if has_trunk(recipe) and not before_decay(recipe, LEAST_STEPS):
+        remedy = "Use at most 0.9, or schedule.kind=linear."
+        yield Problem("schedule.decay_fraction", "leaves a short run no step before its decay.", remedy)
     if len({shape.block_parameters for shape in smaller_shapes(recipe.model)}) < _LEAST_SIZES:
         remedy = f"A ladder needs {_LEAST_SIZES} sizes below half of the target's."
         yield Problem("model", "is too small: there are too few smaller ones with heads of this width.", remedy)

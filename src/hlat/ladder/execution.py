@@ -1,8 +1,8 @@
 """Train the runs of a ladder, and read what they have reached.
 
 sizes one after the other, in each the shortest run first:
-finished -> left alone; first of its size -> hlat train RECIPE overrides
-goes on from a shorter one -> fork_run, then hlat train FORK/recipe.yaml, which resumes it too
+finished -> left alone; any other -> hlat train RECIPE overrides, which resumes it too
+goes on from a shorter one -> fork_run before
 a run that fails ends the longer ones of its trunk, and not the others
 
 folders --read_results--> RungResult of each --Ladder of the finished ones--> ladder.json
@@ -82,21 +82,22 @@ def _train_size(
         if before.state == NOT_FINITE:
             say(f"{head}: loss nan, finished before, and not counted")
             continue
-        recipe, overrides = plan.target.source, (*plan.target.words, *plan.words_of(run))
         if run.parent is not None:
             if codes.get(run.parent):
                 codes[run.name] = codes[run.parent]
                 say(f"{head}: not started: it continues {run.parent}, which failed")
                 continue
             try:
-                recipe, overrides = _fork(plan, run), places(plan.target, plan.folder, run.name)
+                _fork(plan, run)
             except (CheckpointError, StorageError) as error:
                 codes[run.name] = error.exit_code
                 say(f"{head}: cannot go on from {run.parent}: {error}")
                 continue
         expected = "" if run.seconds is None else f", about {time_text(run.seconds)}"
         say(f"{head}: {run.steps:,} steps{f' from step {run.first:,} of {run.parent}' if run.parent else ''}{expected}")
-        codes[run.name], interrupted = run_hlat(["train", "--quiet", *options, recipe, *overrides], silent=True)
+        # A fork has them too, and not its own recipe.yaml: other words, as for memory, hold for what is not begun.
+        words = ["train", "--quiet", *options, plan.target.source, *plan.words_of(run)]
+        codes[run.name], interrupted = run_hlat(words, silent=True)
         if interrupted:
             return False
         after = _result(plan, run)
@@ -112,12 +113,12 @@ def _train_size(
     return True
 
 
-def _fork(plan: LadderPlan, run: PlannedRun) -> str:
-    """Fork a run from the one before it, unless that has been done; return its recipe."""
+def _fork(plan: LadderPlan, run: PlannedRun) -> None:
+    """Fork a run from the one before it, unless that has been done."""
     folder = plan.folder_of(run)
     if not (folder / RECIPE_NAME).exists():
-        fork_run(f"{plan.folder / str(run.parent)}@{run.first}", folder, plan.words_of(run), check=check_fork_stages)
-    return str(folder / RECIPE_NAME)
+        words = (*run.overrides, *places(plan.target, plan.folder, run.name))
+        fork_run(f"{plan.folder / str(run.parent)}@{run.first}", folder, words, check=check_fork_stages)
 
 
 def array_of_sizes(plan: LadderPlan) -> Sweep:
@@ -166,12 +167,11 @@ def _result(plan: LadderPlan, run: PlannedRun, code: int | None = None) -> RungR
 
 def _refuse_other(plan: LadderPlan, run: PlannedRun, record: RunRecord) -> None:
     """Raise PlanError if a folder has a run with other settings than those of its place in the ladder."""
-    if not record.settings:
-        if record.metrics:
-            raise PlanError(f"{record.folder}: has a run whose recipe is unknown. Move it away, or use --to NEW")
-        return
     if record.recipe is None:
-        raise PlanError(f"{record.folder}: has a run of another version of hlat. Move it away, or use --to NEW")
+        if record.settings or record.metrics:
+            unknown = "has a run whose recipe is unknown, or of another version of hlat"
+            raise PlanError(f"{record.folder}: {unknown}. Move it away, or use --to NEW")
+        return
     before, now = (
         {**loss_settings(recipe), "training.steps": recipe.total_steps}
         for recipe in (record.recipe, plan.recipe_of(run))
@@ -196,11 +196,8 @@ def _losses(record: RunRecord) -> dict[int, float]:
 
 
 def _scores(record: RunRecord, end: int) -> dict[str, float]:
-    found = {}
-    for name, (steps, values) in record.metrics.items():
-        if name.startswith("task/") and len(steps) and steps[-1] == end:
-            found[name.removeprefix("task/")] = float(values[-1])
-    return found
+    scores = {name: each for name, each in record.metrics.items() if name.startswith("task/") and end in each[0][-1:]}
+    return {name.removeprefix("task/"): float(values[-1]) for name, (_, values) in scores.items()}
 
 
 def ladder_of(plan: LadderPlan, results: Sequence[RungResult]) -> Ladder | None:
@@ -209,7 +206,7 @@ def ladder_of(plan: LadderPlan, results: Sequence[RungResult]) -> Ladder | None:
     for result in results:
         if result.loss is not None:
             run = result.run
-            of_size = next(one for one in plan.by_size() if run in one)
+            of_size = plan.size_of(run)
             sizes = sizes_of(plan.recipe_of(run))
             curve = tuple((step / run.steps, loss) for step, loss in result.curve)
             # Runs that go on from each other share samples and noise.

@@ -53,6 +53,7 @@ class PlannedRun:
     parent: str | None = None  # run of the same size from whose checkpoint it goes on
     first: int = 0  # step of that checkpoint
     seconds: float | None = None  # expected, of what it does itself
+    outside: float = 0.0  # of these, before and after what its record shows: Python, imports, text, the model
 
     @property
     def own_tokens(self) -> float:

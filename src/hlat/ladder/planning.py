@@ -73,6 +73,8 @@ def plan_ladder(
     target = target_recipe(question.recipe, question.words)
     folder = Path(question.to or Path("runs") / f"{target.recipe.run.name}-ladder")
     if (found := read_plan(target, folder, question.asked)) is not None:
+        if keep and not found_only:
+            _prepare(found, progress)  # it may have been deleted since
         return found
     if found_only:
         raise PlanError(f"no ladder in {folder}")
@@ -127,7 +129,7 @@ def _budgets(question: LadderQuestion) -> tuple[float | None, float]:
 
 
 def _prepare(plan: LadderPlan, progress: ProgressCallback | None) -> int:
-    """Prepare the text that all runs share; return the tokens of one validation."""
+    """Prepare the text that all runs share, unless it is there; return the tokens of one validation."""
     recipe = plan.recipe_of(plan.runs[0])
     tokens = prepare_recipe_data(recipe, progress=progress).validation_tokens
     sequences = recipe.evaluation.sequences
@@ -149,4 +151,7 @@ def _timed(
 
     cheapest = min(candidates(target, axes), key=lambda runs: sum(run.own_flops for run in runs))
     speeds = measure(choose, probe, cheapest)
-    return [replace(run, seconds=speeds.seconds(run)) for run in choose(speeds.seconds)]
+    return [
+        replace(run, seconds=speeds.seconds(run), outside=speeds.at(run.flops).outside)
+        for run in choose(speeds.seconds)
+    ]

@@ -19,7 +19,8 @@ from hlat.runtime.terminal import listed
 
 DESIGN_FILE = "design.json"
 _SIZES = ("layers", "hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim")
-_OF_LENGTH = ("schedule.warmup_share", "schedule.horizon_share", "batch.tokens")  # compared in steps and samples
+_OF_LENGTH = ("schedule.warmup_share", "batch.tokens")  # compared in steps and samples
+_ABSENT = "not given"
 _SHOWN = 3  # differences that a message names
 
 
@@ -38,15 +39,17 @@ class LadderPlan:
     def folder_of(self, run: PlannedRun) -> Path:
         return self.folder / run.name
 
+    def size_of(self, run: PlannedRun) -> list[PlannedRun]:
+        return next(runs for runs in self.by_size() if run in runs)
+
     def words_of(self, run: PlannedRun) -> tuple[str, ...]:
-        """Overrides of a run: of the target's recipe, or of its parent's."""
-        return (*run.overrides, *places(self.target, self.folder, run.name))
+        """Overrides of the target's recipe that make it the recipe of a run."""
+        trunk = () if run.parent is None else self.size_of(run)[0].overrides
+        return (*self.target.words, *trunk, *run.overrides, *places(self.target, self.folder, run.name))
 
     def recipe_of(self, run: PlannedRun) -> Recipe:
         """Return the recipe that a run has, or is to have."""
-        first = next(one for one in self.runs if one.name.partition("-")[0] == run.name.partition("-")[0])
-        trunk = () if run.parent is None else first.overrides
-        return load_recipe(self.target.source, [*self.target.words, *trunk, *self.words_of(run)])
+        return load_recipe(self.target.source, self.words_of(run))
 
     @property
     def flops(self) -> float:
@@ -56,8 +59,8 @@ class LadderPlan:
     @property
     def seconds(self) -> float | None:
         """Expected seconds of all runs, one after the other; None if no speed was measured."""
-        each = [run.seconds for run in self.runs if run.seconds is not None]
-        return sum(each) if len(each) == len(self.runs) else None
+        each = [run.seconds or 0.0 for run in self.runs]
+        return sum(each) if all(each) else None
 
 
 def write_plan(plan: LadderPlan, asked: Mapping[str, Any]) -> None:
@@ -89,9 +92,12 @@ def read_plan(target: Target, folder: Path, asked: Mapping[str, Any]) -> LadderP
         drawn_for, recipe, conditions = (dict(content[name]) for name in ("asked", "recipe", "conditions"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PlanError(f"{file}: cannot be read ({error}). Name another folder with --to.") from error
+    # Earlier versions recorded the horizon in steps, although it is scaled as the length.
+    recipe = {"schedule.horizon_share": conditions.get("schedule.horizon_share"), **recipe}
+    recipe.pop("schedule.horizon_steps", None)
     problems = changed(recipe, _design_settings(target))
     problems += [
-        f"--{name} is {value}, and was {drawn_for.get(name)}"
+        f"--{name} is {value}, and was {drawn_for.get(name) or _ABSENT}"
         for name, value in asked.items()
         if value is not None and value != drawn_for.get(name)
     ]
@@ -104,9 +110,11 @@ def read_plan(target: Target, folder: Path, asked: Mapping[str, Any]) -> LadderP
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return what differs between settings, a phrase for each; auto is any value."""
-    pairs = {name: (before.get(name), now.get(name)) for name in sorted({*before, *now})}
-    return [f"{name} is {b}, and was {a}" for name, (a, b) in pairs.items() if a != b and "auto" not in (a, b)]
+    """Return what differs between settings, a phrase for each."""
+    pairs = {name: (before.get(name, _ABSENT), now.get(name, _ABSENT)) for name in sorted({*before, *now})}
+    if "auto" in pairs.get("precision.mode", ()):
+        del pairs["precision.mode"]  # any mode: a run records the one that it chose
+    return [f"{name} is {b}, and was {a}" for name, (a, b) in pairs.items() if a != b]
 
 
 def loss_settings(recipe: Recipe) -> dict[str, Any]:
@@ -116,7 +124,6 @@ def loss_settings(recipe: Recipe) -> dict[str, Any]:
     return found | {
         "batch.global_batch": recipe.batch.global_batch,
         "schedule.warmup_steps": recipe.schedule.warmup_steps,
-        "schedule.horizon_steps": recipe.schedule.horizon_steps,
         "training.seed": recipe.training.seed,
     }
 

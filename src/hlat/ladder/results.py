@@ -78,7 +78,7 @@ class LadderReport:
         if ladder is None or len(ladder.runs) < LEAST_RUNS:
             return f"{plural(len(ladder.runs) if ladder else 0, 'finished run')}: a law needs {LEAST_RUNS}"
         try:
-            return ladder.forecast(sizes_of(recipe), recipe.total_tokens)
+            return ladder.forecast_recipe(recipe)  # its length, and what is chosen by it, may be other ones
         except PlanError as error:
             return str(error)
 
@@ -101,14 +101,19 @@ class LadderReport:
         for result in self.results:
             run, law = result.run, fitted.get(result.run.name)
             loss = result.state if result.loss is None else f"{result.loss:.4f}"
-            cells = (loss, _NONE if law is None else f"{law:.4f}", _time(run.seconds), _time(result.seconds))
+            planned = None if run.seconds is None else run.seconds - run.outside  # as the record counts
+            cells = (loss, _NONE if law is None else f"{law:.4f}", _time(planned), _time(result.seconds))
             rows.append((run.name, _count(run.parameters), _count(run.tokens), *cells))
         return [*_table(rows), *self._law_lines()]
 
     def _law_lines(self) -> Iterator[str]:
         if self.missing:
             verb = "has" if len(self.missing) == 1 else "have"
-            others = "" if self.forecast is None else f"; the law is from the other {plural(self._finished, 'run')}"
+            others = (
+                ""
+                if self.forecast is None
+                else f"; the law is from the other {plural(len(self.results) - len(self.missing), 'run')}"
+            )
             yield f"{listed(self.missing)} {verb} not finished{others}"
         if self.ladder is None or isinstance(self._forecast, str):
             yield from wrapped(f"no forecast: {self._forecast}", _COLUMNS + 2, 2)
@@ -130,10 +135,6 @@ class LadderReport:
         narrower = f"would make that range {1 - more.narrowing:.0%} narrower"
         yield f"  a further run of N = {_count(more.size)} on {_count(more.tokens)} tokens {narrower}"
         yield f"recorded in {self.plan.folder / LADDER_FILE}"
-
-    @property
-    def _finished(self) -> int:
-        return len(self.results) - len(self.missing)
 
     def constants(self) -> dict[str, tuple[float, float, float]]:
         """Return the constants of the law by name, each with the 80 % range of fits to resampled runs."""

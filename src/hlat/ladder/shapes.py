@@ -10,6 +10,7 @@ choose, and are most of a small model.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hlat.config import ModelConfig
 from hlat.model import count_parameters
@@ -24,7 +25,7 @@ _RATIO_WEIGHT = 0.25  # of a wrong ratio, beside a wrong size
 class Shape:
     """Sizes of a smaller model."""
 
-    fields: Mapping[str, int]  # of the model section
+    fields: Mapping[str, Any]  # of the model section
     parameters: int  # all of them
     block_parameters: int  # without embedding and head
     distortion: float = 0.0  # 0 if every ratio is the target's
@@ -52,7 +53,8 @@ def smaller_shapes(model: ModelConfig) -> list[Shape]:
             distortion = math.log(wrong_depth) ** 2 + math.log(wrong_group) ** 2
             smaller = model.model_copy(update=fields)
             blocks = block_parameters(smaller)
-            if blocks <= limit:
+            cut = first_layers(model, layers)
+            if blocks <= limit and all(set(kinds) == set(getattr(model, name)) for name, kinds in cut.items()):
                 found.append(Shape(fields, count_parameters(smaller).total, blocks, distortion))
     return sorted(found, key=lambda shape: shape.block_parameters)
 
@@ -63,7 +65,13 @@ def block_parameters(model: ModelConfig) -> int:
     return int(counts.total - counts.embedding - counts.head)
 
 
-def _fields(model: ModelConfig, heads: int, width: int, layers: int) -> dict[str, int]:
+def first_layers(model: ModelConfig, layers: int) -> dict[str, Any]:
+    """Return the patterns of a model as those of one with fewer layers, which has their beginning."""
+    given = {"layer_types": model.layer_types, "rope_layers": model.rope_layers}
+    return {name: kinds[:layers] for name, kinds in given.items() if kinds}
+
+
+def _fields(model: ModelConfig, heads: int, width: int, layers: int) -> dict[str, Any]:
     # Of few heads no group may be as large as the target's.
     groups = heads * model.n_kv_heads / model.heads
     kv_heads = max(each for each in range(1, heads + 1) if heads % each == 0 and each <= max(1, groups))
@@ -75,6 +83,7 @@ def _fields(model: ModelConfig, heads: int, width: int, layers: int) -> dict[str
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": model.n_head_dim,
+        **first_layers(model, layers),
     }
 
 
