@@ -17,18 +17,18 @@ CEILINGS = {
     "": (363, 2836),  # with precision and quickstart, a module each
     "activation_checkpointing": (543, 5791),
     # hlat.train takes own parts and shows its progress; hlat.fork, stages of a plan; hlat.train_ladder
-    "api": (890, 7100),
+    "api": (867, 7006),
     # forks: what is shared, what is kept, what may change
     "checkpoint": (4760, 47400),
     # old names of options for a release, check --on, --anyway, presets; what a long verb is doing, report --markdown;
     # ladders: the options of a verb
-    "cli": (2910, 25700),
-    "compilation": (289, 2999),
+    "cli": (2873, 25530),
+    "compilation": (279, 2959),
     # parts of the user's own, defaults that give way, names of other programs, own names of Hugging Face;
     # stages (400 lines), seven families and their layers, scalings of RoPE, transfer
     "config": (5050, 49400),
     # what each stage reads of a source, and files that two of its texts share
-    "data": (9350, 100300),
+    "data": (9350, 100166),
     # corpora of several paths and formats are drafted as sources
     "draft": (490, 5300),
     # tasks that are functions
@@ -41,30 +41,30 @@ CEILINGS = {
     # other runs, losses that are not finite and hopeless designs are refused, places that move; tasks
     "ladder": (1100, 12900),
     # memory before a start, options and paths of Kubernetes, memory and names of Slurm's jobs
-    "launch": (7080, 69500),
+    "launch": (7014, 68632),
     # windows and rotations per layer, Gemma, capped scores, scalings of RoPE, the table of scales; sinks and biases,
     # tensors that files have otherwise
-    "model": (4370, 51150),
+    "model": (4294, 50510),
     # any element-wise optimizer of torch by its name, with the proof that it may be sharded
-    "optim": (1430, 16300),
-    "page": (485, 5859),  # heat maps, tabs, a headline, tables to sort, a band around a curve
+    "optim": (1394, 15958),
+    "page": (466, 5475),  # heat maps, tabs, a headline, tables to sort, a band around a curve
     "parallel": (3017, 33456),
     # memory of a recipe before a start, with remedies; defaults by size and device; what layouts share is counted once;
     # a plan of each stage; the loss by a ladder: its law as an argument, ranges of sizes, margins, in every output;
     # accuracies of tasks
-    "planner": (5575, 62100),
-    "rehearsal": (1506, 15400),
+    "planner": (5575, 61974),
+    "rehearsal": (1506, 14474),
     # lists that are cut, with a count; a headline, what happened in sentences, a summary in Markdown;
     # the stage of a run, its forecast
-    "reporting": (1520, 17500),
+    "reporting": (1513, 17392),
     "resilience": (1120, 11975),
-    "runtime": (5311, 47700),
-    "sweep": (289, 3267),
+    "runtime": (5208, 47580),
+    "sweep": (282, 3132),
     # time left with validations and saves, own trackers
     "tracking": (1500, 15050),
     # own parts are checked and recorded; the last save of a small run; stages, each built as a resumed run, and what is
     # known of their text before; the forecast is registered, and losses are compared with it
-    "training": (3590, 36000),
+    "training": (3590, 35883),
 }
 
 
