@@ -14,6 +14,7 @@ wait for each other most of the time, and the clock says how busy the machine is
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -40,9 +41,10 @@ from hlat.evaluation.scoring import (  # noqa: E402
 )
 from hlat.model import Decoder, build  # noqa: E402
 from hlat.model.hf.folder import write_hf  # noqa: E402
-from hlat.model.parameter_layout import to_canonical  # noqa: E402
 from hlat.parallel import ForwardModel  # noqa: E402
 from results import Recorder  # noqa: E402
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # the folder of tests/
 
 MODELS: dict[str, dict[str, int]] = {
     "34M": {"vocab_size": 8192, "layers": 8, "hidden_size": 512, "intermediate_size": 1536, "heads": 8, "kv_heads": 4},
@@ -62,6 +64,8 @@ PROMPT, SCORED, ROWS = 128, 512, 8
 def make_models(name: str, dtype: torch.dtype) -> tuple[Decoder, ForwardModel, Any]:
     """The model of training, the prepared one of evaluation, and that of transformers."""
     import transformers
+
+    from tests.support.model.canonical import to_canonical
 
     config = ModelConfig(**MODELS[name], max_sequence_length=2048, init_std=0.05)
     plain, prepared = (build(config, device="cpu", seed=1, dtype=dtype).eval() for _ in range(2))

@@ -20,6 +20,8 @@ from typing import Any
 
 from results import Recorder
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # the folder of tests/
+
 SUITE = """
 name: speed
 title: speed
@@ -51,7 +53,7 @@ def make_model(folder: Path, tokenizer: Path, longest: int) -> Path:
     from hlat.data.tokenizers.load import load_tokenizer
     from hlat.model import build
     from hlat.model.hf.folder import write_hf
-    from hlat.model.parameter_layout import to_canonical
+    from tests.support.model.canonical import to_canonical
 
     load_tokenizer(tokenizer).save(folder / "tokenizer")
     config = ModelConfig(

@@ -21,11 +21,11 @@ from hlat.config.sections.model import ModelConfig
 from hlat.data.tokenizers.base import QWEN2_PATTERN
 from hlat.model import Decoder, build, collect_local_parameters
 from hlat.model.hf.folder import read_hf, write_hf
-from hlat.model.parameter_layout import to_canonical
 from hlat.optim.adamw import Fp32AdamW
 from hlat.runtime.errors import CheckpointError, StorageError
 from tests.support.checkpoint.saved_states import assemble, assert_equal
 from tests.support.data.tokenizer_kinds import byte_bpe, load_made
+from tests.support.model.canonical import to_canonical
 
 FIELDS: dict[str, Any] = {
     "vocab_size": 40,

@@ -12,8 +12,8 @@ from hlat.config.sections.model import ModelConfig
 from hlat.evaluation import generate_text
 from hlat.model import build
 from hlat.model.hf.folder import write_hf
-from hlat.model.parameter_layout import to_canonical
 from hlat.runtime.errors import CheckpointError
+from tests.support.model.canonical import to_canonical
 
 transformers = pytest.importorskip("transformers", reason="the extra [hf] is not installed")
 

@@ -27,9 +27,9 @@ from hlat.config.sections.model import ModelConfig
 from hlat.evaluation import generate_text
 from hlat.model import build
 from hlat.model.hf.folder import write_hf
-from hlat.model.parameter_layout import to_canonical
 from hlat.runtime.errors import HlatError
 from tests.support.fuzz.mutations import ODD_VALUES, mutate
+from tests.support.model.canonical import to_canonical
 
 SLOW = int(os.environ.get("HLAT_FUZZ_FOLDERS", "3000"))
 SECONDS = 600  # only a hang takes so long, on any machine

@@ -9,8 +9,8 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from hlat.runtime.backend.torch_private import RELEASES_WITH_ALL_NAMES
 from hlat.runtime.backend.torch_private import TESTED_RELEASES as TESTED_TORCH
+from tests.support.runtime.torch_names import RELEASES_WITH_ALL_NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -10,8 +10,9 @@ from hlat.config import RecipeError
 from hlat.config.load import parse_recipe
 from hlat.config.sections.model import ModelConfig
 from hlat.model.hf.folder import read_hf, write_hf
-from hlat.model.parameter_layout import check_layers, to_canonical
+from hlat.model.parameter_layout import check_layers
 from hlat.runtime.errors import CheckpointError
+from tests.support.model.canonical import to_canonical
 from tests.support.model.families import config_of, our_model
 
 

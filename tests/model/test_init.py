@@ -12,9 +12,10 @@ from hlat.config.sections.model import ModelConfig
 from hlat.model import build
 from hlat.model import decoder as initial
 from hlat.model.decoder import initial_rows
-from hlat.model.parameter_layout import parameter_layouts, to_canonical
+from hlat.model.parameter_layout import parameter_layouts
 from hlat.runtime.random_keys import stream_key
 from hlat.runtime.randomness import normal_range
+from tests.support.model.canonical import to_canonical
 from tests.support.model.families import FAMILIES, config_of
 
 

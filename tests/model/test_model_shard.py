@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from hlat.config.sections.model import ModelConfig
 from hlat.model import Decoder, DecoderBlock, ModelShard, collect_local_parameters, initialise
-from hlat.model.parameter_layout import canonical_shapes, to_canonical
+from hlat.model.parameter_layout import canonical_shapes
+from tests.support.model.canonical import to_canonical
 from tests.support.model.families import FAMILIES, config_of, mask_of, our_model
 
 # kv heads sharded, complete, and replicated 2 and 4 times; gate_up groups that cannot be divided evenly

@@ -8,16 +8,10 @@ from hypothesis import strategies as st
 from hlat.config import PRESETS
 from hlat.config.sections.model import ModelConfig
 from hlat.model import build
-from hlat.model.parameter_layout import (
-    CanonicalTensor,
-    RowLayout,
-    canonical_shapes,
-    from_canonical,
-    parameter_layouts,
-    to_canonical,
-)
+from hlat.model.parameter_layout import CanonicalTensor, RowLayout, canonical_shapes, parameter_layouts
 from hlat.model.spec import Axis, Component, TensorSpec, gate_up_groups
 from hlat.runtime.errors import CheckpointError
+from tests.support.model.canonical import from_canonical, fuse, split, to_canonical
 from tests.support.model.families import FAMILIES, config_of, mask_of, our_model, tokens_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
@@ -36,9 +30,9 @@ layouts = st.builds(
 @given(layouts, st.sampled_from(DTYPES))
 def test_split_and_fuse_are_exact_inverses(layout: RowLayout, dtype: torch.dtype) -> None:
     fused = torch.randn(layout.shape).to(dtype)
-    canonical = layout.split(fused)
+    canonical = split(layout, fused)
     assert {name: tuple(t.shape) for name, t in canonical.items()} == layout.canonical_shapes
-    assert torch.equal(layout.fuse(canonical), fused)
+    assert torch.equal(fuse(layout, canonical), fused)
 
 
 @given(layouts, st.data())
@@ -46,7 +40,7 @@ def test_runs_describe_the_rows_that_split_moves(layout: RowLayout, data: st.Dat
     start = data.draw(st.integers(0, layout.rows))
     stop = data.draw(st.integers(start, layout.rows))
     fused = torch.randn(layout.shape)
-    canonical = layout.split(fused)
+    canonical = split(layout, fused)
     runs = list(layout.runs(start, stop))
     assert [run.start for run in runs] == [start + sum(r.count for r in runs[:i]) for i in range(len(runs))]
     rows = [canonical[run.name][run.canonical_start : run.canonical_start + run.count] for run in runs]
@@ -91,8 +85,6 @@ def test_every_wrong_name_and_shape_is_listed_at_once() -> None:
         from_canonical(config, canonical)
     for problem in ("model.norm.weight: missing", "model.extra: unexpected", "lm_head.weight: is 3 x 64", "211 x 64"):
         assert problem in str(caught.value)
-    with pytest.raises(CheckpointError, match="no such parameter"):
-        to_canonical(config, {"layers.0.attention.q.weight": torch.empty(64, 64)})
 
 
 @pytest.mark.parametrize("family", FAMILIES)

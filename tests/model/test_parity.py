@@ -9,7 +9,8 @@ from torch import nn
 
 from hlat.config.sections.model import ModelConfig
 from hlat.model.hf.packing import sources
-from hlat.model.parameter_layout import canonical_shapes, to_canonical
+from hlat.model.parameter_layout import canonical_shapes
+from tests.support.model.canonical import to_canonical
 from tests.support.model.families import FAMILIES, config_of, float64_norms, our_model, packed_of, tokens_of, twin
 
 pytest.importorskip("transformers", reason="the extra [hf] is not installed")

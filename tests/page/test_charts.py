@@ -122,14 +122,13 @@ def test_a_hundred_parts_have_a_hundred_colours():
     assert len({colour(index) for index in range(100)}) == 100
 
 
-def test_parts_of_bars_are_stacked_in_their_unit_with_limit_and_spread():
+def test_parts_of_bars_are_stacked_in_their_unit_with_limit():
     bars = {"rank 0": {"a": 3e3, "b": 1e3, "none": 0.0}, "rank 1": {"b": 2e3}}
-    text = bar_chart("memory", bars, str, scale=1e3, limit=8e3, spread={"rank 0": (3e3, 6e3)})
+    text = bar_chart("memory", bars, str, scale=1e3, limit=8e3)
     (found,) = figures(text).values()
-    one, two, spread = found["data"]
+    one, two = found["data"]
     assert (one["name"], one["x"], one["y"]) == ("a", [3.0, 0.0], ["rank 0", "rank 1"]) and two["x"] == [1.0, 2.0]
     assert found["layout"]["shapes"][0]["x0"] == 8.0 and found["layout"]["barmode"] == "stack"
-    assert spread["x"] == [4.0] and spread["error_x"]["array"] == [2.0] and spread["error_x"]["arrayminus"] == [1.0]
     assert bar_chart("nothing", {"": {"a": 0.0}}, str) == ""
 
 

@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hlat.runtime.errors import DataError, StorageError
-from hlat.tracking.jsonl import JsonLines, decode, encode, filter_lines, from_json_value, read_records
+from hlat.tracking.jsonl import JsonLines, decode_record, encode, filter_lines, from_json_value, read_records
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=True, width=64)
 RECORDS = st.dictionaries(st.text(), st.one_of(FLOATS, st.integers(), st.text(), st.none(), st.booleans()))
@@ -72,7 +72,7 @@ def test_a_line_is_decoded_as_pythons_json_does(record: dict[str, object], escap
         expected = json.loads(line)
     except ValueError:
         expected = None
-    assert same(decode(line), expected)
+    assert same(decode_record(line), expected)
 
 
 @given(st.binary(max_size=40) | st.text(alphabet='{}[]",:0123456789.eE+-ntrulfasN \\', max_size=40).map(str.encode))
@@ -90,7 +90,7 @@ def test_a_damaged_line_is_one_that_pythons_json_refuses(line: bytes) -> None:
         expected = json.loads(line)
     except (ValueError, RecursionError):
         expected = None
-    assert same(decode(line), expected if isinstance(expected, dict) else None)
+    assert same(decode_record(line), expected if isinstance(expected, dict) else None)
 
 
 @given(st.lists(RECORDS, max_size=4), st.data())
@@ -104,7 +104,7 @@ def test_a_file_truncated_anywhere_opens_with_exactly_its_complete_lines(
     with JsonLines(path) as file:
         file.append({"last": 1})
     # A line that lacks only its newline is complete.
-    kept = whole[: cut + 1] if decode(whole[:cut].rpartition(b"\n")[2]) is not None else whole[:cut]
+    kept = whole[: cut + 1] if decode_record(whole[:cut].rpartition(b"\n")[2]) is not None else whole[:cut]
     kept = kept[: kept.rfind(b"\n") + 1]
     assert path.read_bytes() == kept + encode({"last": 1})
     assert len(read_records(path)) == kept.count(b"\n") + 1

@@ -12,7 +12,7 @@ from torch import nn
 
 from hlat.config import Recipe
 from hlat.config.load import parse_recipe
-from hlat.model.parameter_layout import canonical_shapes, to_canonical
+from hlat.model.parameter_layout import canonical_shapes
 from hlat.optim import build_optimizer
 from hlat.optim.muon import COEFFICIENTS
 from hlat.parallel import ParallelModel, build_parallel
@@ -21,6 +21,7 @@ from hlat.runtime.random_keys import stream_key
 from hlat.runtime.randomness import normal_range
 from hlat.training import accumulate_gradients, update
 from tests.support.distributed.jobs import batch_of
+from tests.support.model.canonical import to_canonical
 from tests.support.model.families import BASE, FAMILIES, float64_norms, tokens_of, twin
 
 LR, DECAY, EPS, STD, CLIP = 4e-3, 0.2, 1e-4, 0.08, 0.3

@@ -110,30 +110,12 @@ def evaluate_tasks(
         LaunchError: options contradict each other, or the model cannot be divided over the processes.
         StorageError: results cannot be written.
     """
-    job = EvaluationJob(
-        checkpoint=str(checkpoint),
-        # As on the command line, since other processes get the job as its arguments.
-        tasks=",".join(tasks) or None,
-        suite=optional_text(suite),
-        to=optional_text(out),
-        files=optional_text(files),
-        include=optional_text(include),
-        shots=shots,
-        limit=limit,
-        seed=seed,
-        max_length=max_length,
-        max_tokens=max_new_tokens,
-        allow_code_execution=allow_code_execution,
-        weights=weights,
-        dtype=dtype,
-        tensor=tensor,
-        batch_tokens=batch_tokens,
-        batch_rows=batch_rows,
-    )
-    return _evaluate_tasks(job, nproc)
-
-
-def _evaluate_tasks(job: EvaluationJob, nproc: int) -> "SuiteReport":
+    given = locals()
+    del given["nproc"]
+    # As on the command line, since other processes get the job as its arguments.
+    given |= {"checkpoint": str(checkpoint), "tasks": ",".join(tasks) or None}
+    given |= {"to": given.pop("out"), "max_tokens": given.pop("max_new_tokens")}
+    job = EvaluationJob(**given | {name: optional_text(given[name]) for name in ("suite", "to", "files", "include")})
     with restored():
         from hlat.evaluation import read_report
 

@@ -17,10 +17,10 @@ from hlat.cli.terminal import (
     QuietOption,
     WeightsOption,
     complain,
+    count,
     opening_line,
     ready,
     say,
-    whole_number,
 )
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.terminal import TABLE_ROWS, escape_name, first_of, listed
@@ -63,24 +63,12 @@ def evaluate(
     shots: Annotated[
         int | None, typer.Option(min=0, help="Solved examples per question, for --tasks; default: the tasks' own.")
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(parser=whole_number(1), metavar="N", help="Most samples of each task.")
-    ] = None,
+    limit: Annotated[int | None, count("Most samples of each task.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the choice of examples and of sampled texts.")] = 1234,
     max_length: Annotated[
-        int | None,
-        typer.Option(
-            parser=whole_number(2),
-            metavar="N",
-            help="Most tokens of question and answer; default: the model's maximum.",
-        ),
+        int | None, count("Most tokens of question and answer; default: the model's maximum.", 2)
     ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            parser=whole_number(1), metavar="N", help="Most tokens of a generated text; default: what the task says."
-        ),
-    ] = None,
+    max_tokens: Annotated[int | None, count("Most tokens of a generated text; default: what the task says.")] = None,
     allow_code_execution: Annotated[
         str | None,
         typer.Option(
@@ -94,9 +82,7 @@ def evaluate(
     tensor: Annotated[
         int, typer.Option(min=1, help="Processes that share one copy of the model (tensor parallelism).")
     ] = 1,
-    batch_tokens: Annotated[
-        int, typer.Option(parser=whole_number(1), metavar="N", help="Most tokens of a forward pass.")
-    ] = 2048,
+    batch_tokens: Annotated[int, count("Most tokens of a forward pass.")] = 2048,
     batch_rows: Annotated[int, typer.Option(min=1, help="Most texts that are generated together.")] = 64,
     render: Annotated[
         Path | None, typer.Option(help="Write the requests of --tasks or --suite to a file for evaluation.tasks.")
@@ -239,12 +225,7 @@ def _say_result(found: "EvaluatedCheckpoint") -> None:
 def generate(
     checkpoint: CheckpointArgument,
     prompt: Annotated[str, typer.Option(help="Text to continue.")],
-    max_tokens: Annotated[
-        int,
-        typer.Option(
-            parser=whole_number(1), metavar="N", help="Most tokens to generate; fewer if the context is full."
-        ),
-    ] = 100,
+    max_tokens: Annotated[int, count("Most tokens to generate; fewer if the context is full.")] = 100,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k most likely tokens.")] = None,
     top_p: Annotated[
@@ -255,18 +236,10 @@ def generate(
     weights: WeightsOption = "model",
 ) -> None:
     r"""Continue a prompt. Control characters of the text are printed as escapes (\u001b), except newlines and tabs."""
+    given = locals()
     import hlat.evaluation
 
     ready()
     with opening_line("generating"):
-        new = hlat.generate(
-            checkpoint,
-            prompt,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            weights=weights,
-        )
+        new = hlat.generate(**given)
     say(prompt + new, exact=True)

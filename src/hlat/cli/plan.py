@@ -25,7 +25,7 @@ from hlat.cli.options import (
     check_outputs,
     write_output,
 )
-from hlat.cli.terminal import OverridesArgument, RecipeArgument, opening_line, ready, say, whole_number
+from hlat.cli.terminal import OverridesArgument, RecipeArgument, count, opening_line, ready, say
 from hlat.runtime.terminal import escape_name, wrapped
 
 if TYPE_CHECKING:
@@ -64,6 +64,17 @@ class _Plan(TyperCommand):
         return params
 
 
+QuotesOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Prices of your own, a CSV file; hlat hardware quotes prints one.")
+]
+LadderOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="Ladder of small runs, whose law forecasts the loss and chooses the size of a model."
+    ),
+]
+
+
 def plan_command(
     model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Preset, config.json, recipe file or its name.")
@@ -83,12 +94,8 @@ def plan_command(
     explain: Annotated[bool, typer.Option("--explain", help="Explain the choice.")] = False,
     to: Annotated[Path | None, typer.Option(metavar="FILE", help="HTML page to write, with pictures.")] = None,
     as_json: JsonOption = False,
-    sequence_length: Annotated[
-        int | None, typer.Option(parser=whole_number(1), metavar="N", help="Tokens per sequence.")
-    ] = None,
-    global_batch: Annotated[
-        int | None, typer.Option(parser=whole_number(1), metavar="N", help="Sequences per step.")
-    ] = None,
+    sequence_length: Annotated[int | None, count("Tokens per sequence.")] = None,
+    global_batch: Annotated[int | None, count("Sequences per step.")] = None,
     precision: Annotated[str | None, typer.Option(help="Precision mode, as in a recipe.")] = None,
     layout: Annotated[str | None, typer.Option(help="Predict this layout only, as in tp=8,pp=1,zero=1.")] = None,
     against: Annotated[str | None, typer.Option(help="Compare the choice with this layout.")] = None,
@@ -97,10 +104,7 @@ def plan_command(
     ] = False,
     per: Annotated[str | None, typer.Option(help="What N counts: instance (the default) or chip.")] = None,
     hardware: HardwareOption = None,
-    quotes: Annotated[
-        Path | None,
-        typer.Option(help="Prices of your own, a CSV file; hlat hardware quotes prints one.", metavar="FILE"),
-    ] = None,
+    quotes: QuotesOption = None,
     prices_of: Annotated[str | None, typer.Option(help="Month whose prices are used, as in 2024-04.")] = None,
     interruptions: Annotated[
         float | None, typer.Option(help="Interruptions per instance and day, as of spot instances.")
@@ -123,12 +127,7 @@ def plan_command(
     inference_tokens: Annotated[
         str | None, typer.Option(help="Without a model: tokens that it will generate, as in 1T.")
     ] = None,
-    ladder: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Ladder of small runs, whose law forecasts the loss and chooses the size of a model."
-        ),
-    ] = None,
+    ladder: LadderOption = None,
     trace: Annotated[Path | None, typer.Option(help="Write the simulated step as a Chrome trace.")] = None,
     fragment: Annotated[Path | None, typer.Option(help="Write the layout as sections of a recipe.")] = None,
 ) -> None:

@@ -21,12 +21,12 @@ from hlat.cli.terminal import (
     OverridesArgument,
     RecipeArgument,
     VerboseOption,
+    count,
     data_progress,
     opening_line,
     ready,
     say,
     show_notes,
-    whole_number,
 )
 from hlat.runtime.errors import StorageError
 from hlat.runtime.terminal import TABLE_ROWS, be_verbose, first_of, is_verbose, plural
@@ -50,12 +50,7 @@ def register(app: typer.Typer) -> None:
 
 def quickstart(
     to: Annotated[Path, typer.Option(help="Folder for everything that it writes.")] = Path("quickstart"),
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            parser=whole_number(2), metavar="N", help="Number of training steps; default: about two minutes of them."
-        ),
-    ] = None,
+    steps: Annotated[int | None, count("Number of training steps; default: about two minutes of them.", 2)] = None,
     verbose: VerboseOption = False,
 ) -> None:
     """Train a small model on this machine: no account, no GPU, no download."""

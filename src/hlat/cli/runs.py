@@ -7,7 +7,7 @@ show, compare -> one run, or several, as text
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,7 @@ import hlat
 from hlat.cli.options import HardwareOption, JsonOption, PortOption, PriceOption
 from hlat.cli.terminal import AllOption, opening_line, ready, say
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.terminal import TABLE_ROWS, be_verbose, columns, escape_name, first_of, is_verbose, plural
+from hlat.runtime.terminal import TABLE_ROWS, aligned, be_verbose, columns, escape_name, first_of, is_verbose, plural
 
 if TYPE_CHECKING:
     from hlat.reporting import LossesAt, RunComparison, RunOverview, RunSummary
@@ -93,11 +93,11 @@ def runs_command(
         return
     rows = [_COLUMNS, *map(_cells, found)]
     for name in _LEAST if sys.stdout.isatty() else ():
-        if max(map(len, _table(rows))) <= columns(sys.stdout):
+        if max(map(len, aligned(rows))) <= columns(sys.stdout):
             break
         at = rows[0].index(name)
         rows = [(*row[:at], *row[at + 1 :]) for row in rows]
-    for line in _table(rows):
+    for line in aligned(rows):
         say(line)
 
 
@@ -260,11 +260,11 @@ def _comparison(found: "RunComparison") -> Iterator[str]:
     fields, more = shown_settings(found.recipe)
     rows = [[field, *("-" if value is None else escape_name(_cut(value)) for value in values)]
             for field, values in fields]  # fmt: skip
-    yield from _table([["recipe", *names], *(rows or [["(equal)", *("" for _ in names)]])])
+    yield from aligned([["recipe", *names], *(rows or [["(equal)", *("" for _ in names)]])])
     yield from ([more] if more else [])
     yield ""
     if found.curve:
-        yield from _table([["loss at tokens", *names], *(_losses(row) for row in found.curve)])
+        yield from aligned([["loss at tokens", *names], *(_losses(row) for row in found.curve)])
         if any(flag for row in found.curve for flag in row.interpolated):
             yield "~ between two logged steps of that run: they have logged no loss at the same tokens"
         yield ""
@@ -280,16 +280,10 @@ def _comparison(found: "RunComparison") -> Iterator[str]:
     for name in sets:
         texts = (f"{run.validation[name]:.4f}" if name in run.validation else "-" for run in found.runs)
         last.append([f"{escape_name(name)} loss", *texts])
-    yield from _table(last)
+    yield from aligned(last)
     yield from ([f"{more} validation losses (-v)"] if more else [])
 
 
 def _losses(row: "LossesAt") -> list[str]:
     marked = zip(row.losses, row.interpolated, strict=True)
     return [f"{row.tokens:,.0f}", *(f"{'~' if flag else ''}{loss:.4f}" for loss, flag in marked)]
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

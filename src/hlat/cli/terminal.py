@@ -73,6 +73,11 @@ def whole_number(least: int) -> Callable[[str | int], int]:
     return number
 
 
+def count(help: str, least: int = 1) -> Any:
+    """Make the option of a whole number, of at least ``least``."""
+    return typer.Option(parser=whole_number(least), metavar="N", help=help)
+
+
 def ready(*, hears_sigterm: bool = False, works: bool = False) -> None:
     """Let Ctrl-C interrupt from here on, and warn of a release of PyTorch that hlat was not tested with.
 

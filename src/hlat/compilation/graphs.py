@@ -15,7 +15,6 @@ from hlat.checkpoint import collect, find_saved_recipe
 from hlat.config import Recipe
 from hlat.data import Batch
 from hlat.model import next_tokens, row_losses
-from hlat.optim import build_optimizer
 from hlat.parallel import MicroBatch, ParallelModel, build_parallel, decide_compilation
 from hlat.resilience import APPLY
 from hlat.runtime.distributed.join import Runtime
@@ -24,6 +23,7 @@ from hlat.training import (
     StepEnd,
     accumulate_gradients,
     requested_components,
+    requested_optimizer,
     resolve_determinism,
     resolve_precision,
     update,
@@ -65,14 +65,7 @@ def _compile(recipe: Recipe, runtime: Runtime) -> None:
 
 
 def _train_once(recipe: Recipe, model: ParallelModel) -> None:
-    optimizer = build_optimizer(
-        model.local_parameters,
-        recipe.optimizer,
-        recipe.precision.mode,
-        recipe.training.seed,
-        model.matrices,
-        recipe.precision.in_hardware,
-    )
+    optimizer = requested_optimizer(recipe, model)
     components = requested_components(recipe, model.local_parameters)
     components.reset()
     loss = accumulate_gradients(model, _training_batch(recipe, model))

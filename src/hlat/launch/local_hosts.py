@@ -264,7 +264,7 @@ def merge(hosts: Sequence[str], outputs: Sequence[HostOutput]) -> PreflightRepor
     merged = []
     for name, output in zip(hosts, outputs, strict=True):
         host = seen.get(name)
-        if host is None or _is_silent(host):
+        if host is None or any(finding.name == "sign-of-life" for finding in host.findings):
             merged.append(_silent_host(name, output, own[name], host, explained))
         else:
             merged.append(host)
@@ -277,10 +277,6 @@ def _own_findings(name: str, output: HostOutput) -> tuple[Finding, ...]:
     if output.report is None or not output.report.is_partial:
         return ()
     return tuple(finding for finding in output.report.findings if finding.host == name)
-
-
-def _is_silent(host: ExaminedHost) -> bool:
-    return any(finding.name == "sign-of-life" for finding in host.findings)
 
 
 def _silent_host(

@@ -38,7 +38,7 @@ from hlat.runtime import version
 from hlat.runtime.helper_process import Channel
 from hlat.runtime.process import is_running, is_stopped
 from hlat.runtime.terminal import listed
-from hlat.tracking import from_json_value
+from hlat.tracking import decode_record, from_json_value
 
 _REMEMBERED_BYTES = 1 << 12  # last bytes read, by which a copy of the file is recognized
 
@@ -69,16 +69,8 @@ class JsonTail:
             end = data.rfind(b"\n") + 1  # the last line may still be in the midst of being written
             self._offset += end
             self._last = data[max(0, end - _REMEMBERED_BYTES) : end] or self._last
-            return [record for line in data[:end].splitlines() if (record := _decode_record(line)) is not None]
+            return [record for line in data[:end].splitlines() if (record := decode_record(line)) is not None]
         return []
-
-
-def _decode_record(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):  # damaged, or nested too deep for the parser
-        return None
-    return record if isinstance(record, dict) else None
 
 
 _METRICS_TAIL = 1 << 20  # bytes of metrics.jsonl to begin with

@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hlat.config import Recipe, RecipeError
-from hlat.hardware import Cluster, LaunchSettings, load_catalog, parse_cluster
+from hlat.hardware import Cluster, LaunchSettings
+from hlat.launch.preflight.request import cluster_of
 from hlat.launch.start_checks import surely_fits
 from hlat.planner import load_run_recipe, resolve_defaults
-from hlat.runtime.errors import HardwareError, LaunchError
+from hlat.runtime.errors import LaunchError
 from hlat.runtime.terminal import escape_controls, line_problems, plural
 from hlat.runtime.urls import find_secret
 
@@ -53,10 +54,6 @@ def _warn_of_devices(instance: str, per_node: int, nproc: int) -> None:
         )
 
 
-def _no_problems(recipe: Recipe) -> list[str]:
-    return []
-
-
 @dataclass(frozen=True)
 class RunRequest:
     """A run to submit to a scheduler, before anything is checked."""
@@ -76,7 +73,7 @@ class RunRequest:
     anyway: bool = False  # only warn of a run that does not fit into the devices' memory
 
     def prepare(
-        self, problems: Sequence[str] = (), check: Callable[[Recipe], list[str]] = _no_problems
+        self, problems: Sequence[str] = (), check: Callable[[Recipe], list[str]] = lambda recipe: []
     ) -> "PreparedRun":
         """Check the request, and fill in what follows from the recipe and the instance.
 
@@ -89,7 +86,7 @@ class RunRequest:
             RecipeError: only the recipe is wrong; every problem is listed.
         """
         found = [*problems, *self._count_problems()]
-        cluster = self._machine(found)
+        cluster = cluster_of(self.instance, max(1, self.nodes), self.hardware, found)
         settings = LaunchSettings() if cluster is None else cluster.instance.launch
         per_node = 1 if cluster is None else cluster.devices_per_instance
         variables = self._variables(found)
@@ -117,15 +114,6 @@ class RunRequest:
             *wrong,
             *(found for what, texts in given.items() for text in texts for found in line_problems(what, text)),
         ]
-
-    def _machine(self, problems: list[str]) -> Cluster | None:
-        if self.instance is None:
-            return None
-        try:
-            return parse_cluster(f"{self.instance}:{max(1, self.nodes)}", load_catalog(self.hardware))
-        except HardwareError as error:
-            problems.append(f"--instance {escape_controls(self.instance)}: {error}")
-            return None
 
     def _memory_problems(self, recipe: Recipe, cluster: Cluster | None, nproc: int) -> list[str]:
         """Return a run that does not fit into the devices of the instance; only warn of it if it is to go on."""

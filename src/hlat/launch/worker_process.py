@@ -32,6 +32,7 @@ from hlat.resilience import HEARTBEAT_FOLDER, running_heartbeat
 from hlat.runtime import errors
 from hlat.runtime.errors import HlatError
 from hlat.runtime.process import LAUNCHER_ENV, STOP_SIGNALS, let_output_be_lost, rank_info, stop_exit_code
+from hlat.runtime.storage.local_files import write_atomic
 from hlat.runtime.terminal import erase_line
 from hlat.runtime.urls import redact
 
@@ -134,9 +135,7 @@ def write_report(file: Path, report: ErrorReport, name: str) -> None:
         "errorCode": report.exit_code,
         "extraInfo": {"py_callstack": head, "timestamp": str(second)},
     }
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps({"message": message, "hlat": asdict(report)}), encoding="utf-8")
-    partial.replace(file)
+    write_atomic(file, json.dumps({"message": message, "hlat": asdict(report)}).encode(), sync=False)
 
 
 def read_report(file: Path) -> ErrorReport | None:

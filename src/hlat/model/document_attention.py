@@ -288,15 +288,8 @@ def _results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *where: Any) -> 
     return by_position(q), sums_BsH.transpose(1, 2)
 
 
-def _gradients(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    sums: torch.Tensor,
-    *where: Any,
-) -> tuple[torch.Tensor, ...]:
+def _gradients(*operands: Any) -> tuple[torch.Tensor, ...]:
+    grad, q, k, v, out, sums, *where = operands
     check_attention(q, k, v, *where)
     check_gradient(grad, q, out, sums, accumulation_dtype(q.dtype))
     return tuple(torch.empty_like(x) for x in (q, k, v))

@@ -12,7 +12,7 @@ heads, E head width, F = E / 2, T key positions, N blocks of gate and up rows, I
 """
 
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -69,24 +69,13 @@ class ShardedRMSNorm(nn.Module):
         return self.sum_over_shards(sums).div_(self._complete_width * self._copies)
 
 
-class AttentionCore(Protocol):
-    """Interface of core attention, causal: queries (B, H, S, E), keys and values (B, G, S, E) -> (B, H, S, E).
-
-    With a document mask each query attends to its own document or window only, and there are no cached positions.
-    """
-
-    def __call__(
-        self,
-        q_BHSE: torch.Tensor,
-        k_BGSE: torch.Tensor,
-        v_BGSE: torch.Tensor,
-        cache: LayerCache | None,
-        document_mask: DocumentMask | None,
-        softmax: AlteredSoftmax | None,
-        /,
-    ) -> torch.Tensor:
-        """Attend from each query to the keys that it may see. With another softmax there is a mask or a cache."""
-        ...
+# Core attention, causal: queries (B, H, S, E), keys and values (B, G, S, E) -> (B, H, S, E). With a document mask each
+# query attends to its own document or window only, and there are no cached positions. With another softmax there is a
+# mask or a cache.
+AttentionCore = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, LayerCache | None, DocumentMask | None, AlteredSoftmax | None],
+    torch.Tensor,
+]
 
 
 class CausalCore:

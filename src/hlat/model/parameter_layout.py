@@ -4,7 +4,7 @@
     layers.0.attention.qkv.weight <-> model.layers.0.self_attn.{q,k,v}_proj.weight
     embedding.weight              <-> model.embed_tokens.weight
 
-    module names, fused or not --to_canonical--> canonical names and tensors --from_canonical--> module names
+    module names, fused or not --parameter_layouts--> canonical names and rows
     headers of canonical tensors --check_canonical--> all differences from the model, at once
 
 A fused matrix consists of groups; each group has the next rows of each of its canonical tensors:
@@ -145,24 +145,6 @@ class RowLayout:
             runs_by_name.setdefault(run.name, []).append(run)
         return [RowBlock(runs[0].tensor, runs[0].canonical_start, tuple(runs)) for runs in runs_by_name.values()]
 
-    def split(self, fused: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Split a complete parameter into its canonical tensors: copies, or the parameter itself if it is only one."""
-        if len(self.tensors) == 1:
-            return {self.tensors[0].name: fused}
-        grouped = fused.unflatten(0, (self.groups, -1))
-        grouped_rows = grouped.split([tensor.rows_per_group for tensor in self.tensors], dim=1)
-        return {
-            tensor.name: rows.flatten(0, 1).contiguous()
-            for tensor, rows in zip(self.tensors, grouped_rows, strict=True)
-        }
-
-    def fuse(self, canonical: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Build the complete parameter from its canonical tensors; the inverse of ``split``."""
-        if len(self.tensors) == 1:
-            return canonical[self.tensors[0].name]
-        grouped = [canonical[tensor.name].unflatten(0, (self.groups, -1)) for tensor in self.tensors]
-        return torch.cat(grouped, dim=1).flatten(0, 1)
-
 
 def parameter_layouts(config: ModelConfig, shard: ModelShard = FULL_MODEL) -> dict[str, RowLayout]:
     """Return the layout of every parameter of ``Decoder(config, shard)``, by name, in order of execution."""
@@ -233,28 +215,6 @@ def canonical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     for layout in parameter_layouts(config).values():
         shapes |= layout.canonical_shapes
     return shapes
-
-
-def to_canonical(config: ModelConfig, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Convert complete tensors under parameter names, or some of them, to canonical tensors; copies if they were fused.
-
-    CheckpointError lists all names (up to 100) that the model does not have, and tensors of another shape.
-    """
-    layouts = parameter_layouts(config)
-    problems = [f"{name}: the model has no such parameter" for name in named if name not in layouts]
-    problems += _wrong_shapes(named, {name: layout.shape for name, layout in layouts.items()})
-    _raise_if_any(problems, "these tensors are not the parameters of this model")
-    canonical: dict[str, torch.Tensor] = {}
-    for name, layout in layouts.items():
-        if name in named:
-            canonical |= layout.split(named[name])
-    return canonical
-
-
-def from_canonical(config: ModelConfig, canonical: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Convert canonical tensors to tensors under parameter names; CheckpointError as in ``check_canonical``."""
-    check_canonical(canonical_shapes(config), canonical)
-    return {name: layout.fuse(canonical) for name, layout in parameter_layouts(config).items()}
 
 
 def check_layers(config: ModelConfig, found: int, source: str) -> None:

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from hlat.config import ModelConfig, OptimizerConfig, Problem, RecipeError
 from hlat.model.architectures import model_spec
 from hlat.model.spec import Axis, Component, Initial, ModelSpec, TensorSpec, axis_size
-from hlat.runtime.terminal import listed
+from hlat.runtime.terminal import aligned, listed
 
 _CONSTANTS = {Initial.ONES: 1.0, Initial.ZEROS: 0.0}
 
@@ -107,11 +107,8 @@ def scale_lines(model: ModelConfig, optimizer: OptimizerConfig) -> Iterator[str]
         names[*map(str, _fans(tensor, model)), initial, f"{optimizer.lr * scale.rate:.3g}", *factors].append(
             short.partition(".")[2] or short
         )
-    rows = [("fan-in", "fan-out", "initial", "lr", "decay", "eps", "multiplier"), *names]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield f"{cells}  {listed(names[row], 2) if row in names else 'of'}"
+    heads = ("fan-in", "fan-out", "initial", "lr", "decay", "eps", "multiplier", "of")
+    yield from aligned([heads, *((*cells, listed(tensors, 2)) for cells, tensors in names.items())])
 
 
 def _fans(tensor: TensorSpec, model: ModelConfig) -> tuple[int, int]:

@@ -124,7 +124,7 @@ class Bf16AdamW(Optimizer):
         )
 
     def _scalars(self, steps_P: torch.Tensor) -> torch.Tensor:
-        # reference.SCALARS but for the last, (P, 7): in float64 where the counters are, rounded to fp32 once.
+        # Those of adamw_reference.py but for the last, (P, 7): in float64 where the counters are, rounded to fp32 once.
         rows = []
         for group, steps in zip(self.param_groups, steps_P.split(self._sizes), strict=True):
             beta1, beta2 = group["betas"]

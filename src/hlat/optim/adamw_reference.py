@@ -11,7 +11,7 @@ of a matrix, or a range of a vector. Element j of a line has column ``column + j
 address in complete, tensor-parallel, sharded and fused parameters, and kernels do not depend on layouts.
 
 Every value is widened to fp32, every operation is rounded to fp32 (IEEE 754, nothing fused or reordered), and the
-scalars of ``SCALARS`` are computed in float64 and rounded to fp32 once, but for the scale of the gradients, which is
+scalars of an update are computed in float64 and rounded to fp32 once, but for the scale of the gradients, which is
 computed in fp32:
 
     g  = g * scale, rounded to the dtype of the gradient, as if clipping had stored it
@@ -145,17 +145,8 @@ class RoundingStreams:
         return torch.tensor(owners, device=self._device)
 
 
-SCALARS = (
-    "decay",
-    "step_size",
-    "one_minus_beta1",
-    "beta2",
-    "one_minus_beta2",
-    "inverse_bias2",
-    "eps",
-    "gradient_scale",
-)
-"""Scalars of an update, in the order of the kernels' arguments; decay is lr times weight decay."""
+# Scalars of an update, in the order of the kernels' arguments: decay (lr times weight decay), step_size,
+# one_minus_beta1, beta2, one_minus_beta2, inverse_bias2, eps, gradient_scale.
 
 ROUNDINGS = ("bf16-sr", "bf16", "bf16-kahan", "bf16-long", "bf16-kahan-long")
 """Rounding schemes of an update: stochastic, to nearest, compensated (Kahan)."""
@@ -176,7 +167,7 @@ class Operands:
     exp_avg: torch.Tensor
     exp_avg_sq: torch.Tensor
     compensation: torch.Tensor | None  # bf16, updated in place; None except in the mode bf16-kahan
-    scalars: torch.Tensor  # fp32, in the order of ``SCALARS``
+    scalars: torch.Tensor  # fp32, in the order above
     addresses: ElementAddresses
 
     def slice_lines(self, start: int, stop: int) -> "Operands":

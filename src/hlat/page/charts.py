@@ -340,12 +340,10 @@ def bar_chart(
     scale: float = 1.0,
     limit: float | None = None,
     limit_name: str = "limit",
-    spread: Mapping[str, tuple[float, float]] | None = None,
 ) -> Html:
     """Draw bars of adjacent parts, each bar with a name that may be empty; empty if no part is positive.
 
-    The axis counts in ``unit`` of size ``scale``. A line marks ``limit``, such as a device's memory, a whisker the
-    ``spread`` of a bar: least and greatest total that is to be expected.
+    The axis counts in ``unit`` of size ``scale``. A line marks ``limit``, such as a device's memory.
     """
     names = [name for name, parts in bars.items() if sum(parts.values()) > 0]
     kinds = dict.fromkeys(kind for name in names for kind, size in bars[name].items() if size > 0)
@@ -362,8 +360,6 @@ def bar_chart(
              "hovertemplate": "%{text}<extra></extra>", "marker": {"color": colour(number)},
              "legend_colour": colour(number)}
         )  # fmt: skip
-    if spread:
-        traces.append(_spread_trace(bars, spread, scale))
     layout: dict[str, Any] = {
         "barmode": "stack",
         "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
@@ -381,22 +377,6 @@ def bar_chart(
     values = table(("bar", "part", "size"), rows, caption=title)
     summary = f"{title}: " + ", ".join(f"{kind} {form(bars[names[0]].get(kind, 0.0))}" for kind in kinds)
     return figure(title, summary, {"data": traces, "layout": layout}, _AXES + _BAR * len(names), values)
-
-
-def _spread_trace(
-    bars: Mapping[str, Mapping[str, float]], spread: Mapping[str, tuple[float, float]], scale: float
-) -> Trace:
-    totals = {name: sum(bars[name].values()) for name in spread}
-    return {
-        "type": "scatter", "mode": "markers", "name": "expected range", "showlegend": False, "hoverinfo": "skip",
-        "x": [totals[name] / scale for name in spread], "y": list(spread),
-        "marker": {"size": 1, "color": "#8a8f98"},
-        "error_x": {
-            "type": "data", "symmetric": False, "thickness": 2, "color": "#8a8f98",
-            "array": [(high - totals[name]) / scale for name, (_, high) in spread.items()],
-            "arrayminus": [(totals[name] - low) / scale for name, (low, _) in spread.items()],
-        },
-    }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -260,7 +260,11 @@ def risk_sentence(purchase: Purchase) -> str:
     if dear and planned.cost_usd is not None:
         ranges.append(interval_text(planned, planned.cost_usd, lambda usd: usd_text(usd, 2)))
     may = f"{chosen.cluster.name} may miss the {limits}: {' and '.join(ranges)} in 4 of 5 runs. "
-    sure = (offer.cluster.name for offer in purchase.sure if _is_sure(purchase, offer))
+    sure = (
+        offer.cluster.name
+        for offer in purchase.sure
+        if purchase.range_goal.meets(Offer(offer.request, make_plan(offer.request).chosen).slow_end)
+    )
     if names := ", ".join(islice(sure, _NAMED)):
         return may + f"Within the goal over the whole range: {names}."
     none = f"No number of {chosen.cluster.instance.name} that was tried is within the goal over its whole range"
@@ -268,8 +272,3 @@ def risk_sentence(purchase: Purchase) -> str:
 
 
 _NAMED = 3  # clusters in a sentence: the cheapest
-
-
-def _is_sure(purchase: Purchase, offer: Offer) -> bool:
-    """True if the plan of an offer's cluster, which may take another layout, is within the goal too."""
-    return purchase.range_goal.meets(Offer(offer.request, make_plan(offer.request).chosen).slow_end)

@@ -17,13 +17,21 @@ from hlat.checkpoint import ExtraState, collect
 from hlat.config import Recipe
 from hlat.data import Batch
 from hlat.model import local
-from hlat.optim import Optimizer, build_optimizer
+from hlat.optim import Optimizer
 from hlat.parallel import Coordinates, Layout, ParallelModel, build_parallel
 from hlat.rehearsal.observers import MemoryTracker, Message, MessageCounter, OperationObserver, storage_key
 from hlat.rehearsal.trace import FlopCounter, Trace, TraceEvent
 from hlat.runtime.distributed.join import Runtime, host_values
 from hlat.runtime.progress import enter_phase
-from hlat.training import ComponentList, StepEnd, accumulate_gradients, requested_components, scheduled_gc, update
+from hlat.training import (
+    ComponentList,
+    StepEnd,
+    accumulate_gradients,
+    requested_components,
+    requested_optimizer,
+    scheduled_gc,
+    update,
+)
 
 
 @dataclass(frozen=True)
@@ -59,14 +67,7 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
     with memory.resizing(), scheduled_gc():
         with OperationObserver(memory.observe):
             model = build_parallel(recipe, runtime, seed=None)
-            optimizer = build_optimizer(
-                model.local_parameters,
-                recipe.optimizer,
-                recipe.precision.mode,
-                recipe.training.seed,
-                model.matrices,
-                recipe.precision.in_hardware,
-            )
+            optimizer = requested_optimizer(recipe, model)
             # Before the step, so that it is like every later one.
             optimizer.allocate_state()
             components = requested_components(recipe, model.local_parameters)

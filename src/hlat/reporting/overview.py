@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, overload
 
-import yaml
-
 from hlat.reporting.run_status import (
     RunEvent,
     RunStatus,
@@ -37,7 +35,7 @@ from hlat.reporting.run_status import (
     run_name,
     stage_words,
 )
-from hlat.runtime.storage.run_folder import ATTEMPTS_NAME, RECIPE_NAME, forks_of
+from hlat.runtime.storage.run_folder import ATTEMPTS_NAME, forks_of, read_resolved
 from hlat.runtime.terminal import NAMED, TABLE_ROWS, is_verbose, listed
 from hlat.tracking import from_json_value, iter_valid_records, read_valid_records
 
@@ -134,7 +132,7 @@ def read_overview(folder: Path) -> RunOverview:
     attempts, damaged_attempts = read_valid_records(folder / ATTEMPTS_NAME)
     events = run_events(records)
     # The file is of a run that has not recorded an event with its recipe yet.
-    settings = last_recipe(events) or _recipe_file(folder / RECIPE_NAME)
+    settings = last_recipe(events) or read_resolved(folder)
     parameters = next((event.number("parameters") for event in reversed(events) if event.begins), None)
     return RunOverview(
         folder=folder,
@@ -262,15 +260,6 @@ def _number(value: Any) -> float | None:
     number = from_json_value(value) if isinstance(value, str) else value
     # bool is an int in Python, and no metric.
     return float(number) if isinstance(number, (int, float)) and not isinstance(number, bool) else None
-
-
-def _recipe_file(file: Path) -> dict[str, Any]:
-    try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
-    # The rest of the run can be shown without it.
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _checkpoints(folder: Path) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ import textwrap
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TextIO, TypeVar
@@ -121,6 +121,13 @@ def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
     """Break a sentence at spaces into lines of a width, all but the first indented; longer words stay whole."""
     found = textwrap.wrap(text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
     return found or [""]
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table, two blanks between its columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def in_columns(text: str, width: int) -> str:

@@ -26,7 +26,7 @@ from hlat.reporting import RunSummary, list_runs
 from hlat.runtime import slurm
 from hlat.runtime.backend.table import expects_accelerator
 from hlat.runtime.errors import LaunchError
-from hlat.runtime.terminal import line_problems
+from hlat.runtime.terminal import aligned, line_problems
 from hlat.sweep.runs import Sweep, SweepRun
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -205,8 +205,7 @@ def sweep_lines(results: Sequence[SweepResult]) -> list[str]:
     order = ranked(results)
     fields = list(order[0].run.values)
     rows = [(*fields, *_RESULT_HEADS), *(_cells(result, fields) for result in order)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return list(aligned(rows))
 
 
 def sweep_json(results: Sequence[SweepResult]) -> list[dict[str, Any]]:

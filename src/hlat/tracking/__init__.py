@@ -24,7 +24,7 @@ __getattr__ = lazily(
     {
         "console": "event_line prepare_streams shows_a_line shows_progress",
         "hosted": "check_installed own_trackers",
-        "jsonl": "from_json_value iter_valid_records read_valid_records to_json_value",
+        "jsonl": "decode_record flat_fields from_json_value iter_valid_records read_valid_records to_json_value",
         "progress": "StepLine show_data_progress show_progress show_stages",
         "records": (
             "EventLog GeneratedText MetricsFile SAMPLES_NAME append_samples metrics_table read_events "

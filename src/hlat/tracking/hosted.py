@@ -97,11 +97,6 @@ def wanted(config: TrackingConfig) -> dict[str, Mapping[str, Any]]:
     return asked | config.trackers
 
 
-def client_of(name: str) -> str:
-    """Return the name of the class of a tracker's client."""
-    return HOSTED[name].client if name in HOSTED else name
-
-
 def check_installed(config: TrackingConfig) -> None:
     """Raise LaunchError, with the command that installs them, if packages of hosted trackers are missing."""
     # Found, not imported: only the helper process imports them.
@@ -155,7 +150,7 @@ class HostedTracker:
         self._has_told = self._is_closed = self._has_ended = self._ended_in_order = False
         self._process = start_program(
             f"{__name__}:serve",
-            *(name, client_of(name), run),
+            *(name, HOSTED[name].client if name in HOSTED else name, run),
             linger=flush_seconds,
             niceness=_NICENESS,
             output=subprocess.DEVNULL,  # a library may print what no log should have; errors are reported

@@ -10,10 +10,10 @@ Each library is imported when its client is opened.
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from hlat.tracking.hosted import HostedRun
+from hlat.tracking.jsonl import flat_fields
 
 
 class WandbClient:
@@ -85,7 +85,9 @@ class MlflowClient:
             experiment_id = self._client.create_experiment(name, artifact_location=artifacts)
         created: str = self._client.create_run(experiment_id, run_name=run.name).info.run_id
         # The fields of the recipe are the parameters of the run.
-        parameters = [mlflow.entities.Param(name, str(value)[:_LONGEST]) for name, value in _fields(run.recipe)]
+        parameters = [
+            mlflow.entities.Param(name, str(value)[:_LONGEST]) for name, value in flat_fields(run.recipe).items()
+        ]
         for first in range(0, len(parameters), _MOST_PARAMETERS):
             self._client.log_batch(created, params=parameters[first : first + _MOST_PARAMETERS])
         return created
@@ -98,14 +100,6 @@ def _uri(run: HostedRun) -> str:
     if not uri:
         raise ValueError("no server: give tracking.mlflow.uri, set MLFLOW_TRACKING_URI, or use mode=offline")
     return str(uri)
-
-
-def _fields(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _fields(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 class TrackioClient:

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -49,7 +49,7 @@ def encode(record: dict[str, Any]) -> bytes:
     return json.dumps(to_json_value(record), allow_nan=False).encode("ascii") + b"\n"
 
 
-def decode(line: bytes) -> dict[str, Any] | None:
+def decode_record(line: bytes) -> dict[str, Any] | None:
     """Decode a line; return None if it is not a complete JSON object."""
     try:
         record = from_json(line)  # the same values as json.loads in a third of the time: a run reads a million lines
@@ -79,6 +79,15 @@ def from_json_value(value: Any) -> Any:
     if isinstance(value, dict):  # numbers are passed by here: files have millions of them
         return {key: item if type(item) is float else from_json_value(item) for key, item in value.items()}
     return value
+
+
+def flat_fields(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested sections to values by dotted name."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        path = f"{prefix}{name}"
+        found |= flat_fields(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
+    return found
 
 
 class JsonLines:
@@ -164,7 +173,7 @@ class JsonLines:
             return
         start = _last_newline(descriptor, size) + 1
         tail = os.pread(descriptor, size - start, start)
-        if decode(tail) is not None:
+        if decode_record(tail) is not None:
             os.write(descriptor, b"\n")
         else:
             # A writer was killed within the record: half of it is worth nothing.
@@ -234,7 +243,7 @@ def _decoded_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     with as_storage_error(path, "read"), path.open("rb") as lines:
         for line in lines:
             # The last line counts only if it is whole: a run may be writing it.
-            record = decode(line)
+            record = decode_record(line)
             if record is not None or line.endswith(b"\n"):
                 yield line, record
 

@@ -30,7 +30,7 @@ from hlat.runtime.urls import redact_json
 from hlat.tracking.jsonl import (
     JsonLines,
     as_storage_error,
-    decode,
+    decode_record,
     filter_lines,
     from_json_value,
     iter_records,
@@ -105,7 +105,7 @@ def _cut_back(path: Path, last: int) -> tuple[int, int]:
 
 
 def _step_of(line: bytes) -> int | None:
-    record = decode(line)
+    record = decode_record(line)
     step = record.get("step") if record is not None else None
     return step if isinstance(step, int) else None
 
@@ -118,7 +118,7 @@ def read_last_metrics(path: Path) -> dict[str, Any] | None:
         file.seek(max(0, size - _TAIL_BYTES))
         lines = file.read().splitlines()
     for line in reversed(lines):
-        if (record := decode(line)) is not None:
+        if (record := decode_record(line)) is not None:
             return {key: from_json_value(value) for key, value in record.items()}
     return None
 

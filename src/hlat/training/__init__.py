@@ -24,7 +24,7 @@ __getattr__ = lazily(
         "components": "ComponentList StepEnd TrainingComponent",
         "loop": "Outcome accumulate_gradients run update",
         "numerics": "configure_rounding resolve_determinism resolve_precision",
-        "optional_components": "requested_components",
+        "optional_components": "requested_components requested_optimizer",
         "part_checks": "check_own_parts",
         "process": "scheduled_gc",
         "run_data": "DataProgress no_progress",

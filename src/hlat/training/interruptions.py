@@ -52,10 +52,6 @@ _DEADLINE_VOTE = 1 << 16  # value of the deadline in the vote; the other values 
 _SAME_REQUEST = 1.0  # seconds within which further signals count as the first one
 
 
-def _no_deadline() -> bool:
-    return False
-
-
 class StopRequest:
     """Context manager in which stop signals set ``signal`` instead of ending the process; ignored signals stay ignored.
 
@@ -67,7 +63,7 @@ class StopRequest:
         self,
         ranks: HostGroup,
         on_request: Callable[[str], None],
-        is_over: Callable[[], bool] = _no_deadline,
+        is_over: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.signal: signal.Signals | None = None

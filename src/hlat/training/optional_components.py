@@ -23,6 +23,8 @@ from pydantic import BaseModel
 from hlat.checkpoint import ExtraState
 from hlat.config import Problem, Recipe, RecipeError, own_parts
 from hlat.model import LocalParameter
+from hlat.optim import Optimizer, build_optimizer
+from hlat.parallel import ParallelModel
 from hlat.runtime.progress import enter_phase
 from hlat.training.components import ComponentList, StepEnd, TrainingComponent
 
@@ -144,6 +146,19 @@ def _refused(name: str, reason: str, remedy: str = "") -> RecipeError:
 
 BUILT_IN: tuple[Callable[[Recipe, Sequence[LocalParameter]], TrainingComponent | None], ...] = (weight_average,)
 """Functions that build a component if the recipe asks for it, in the order in which the components are called."""
+
+
+def requested_optimizer(recipe: Recipe, model: ParallelModel) -> Optimizer:
+    """Build the optimizer of this rank's parameters that a recipe asks for."""
+    precision = recipe.precision
+    return build_optimizer(
+        model.local_parameters,
+        recipe.optimizer,
+        precision.mode,
+        recipe.training.seed,
+        model.matrices,
+        precision.in_hardware,
+    )
 
 
 def requested_components(recipe: Recipe, parameters: Sequence[LocalParameter]) -> ComponentList:

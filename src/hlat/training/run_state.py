@@ -38,7 +38,7 @@ from hlat.data import (
 from hlat.forecast import ForecastWatch
 from hlat.hardware import PeakFlops, peak_again, peak_flops
 from hlat.model import flops_per_token
-from hlat.optim import Optimizer, build_optimizer
+from hlat.optim import Optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.precision import AUTO, MODES
 from hlat.resilience import AnomalyPolicy
@@ -49,12 +49,12 @@ from hlat.runtime.process import rank_info
 from hlat.runtime.progress import enter_stage
 from hlat.runtime.randomness import seed_generators
 from hlat.runtime.storage.run_folder import EarlierAttempt, RunFolder
-from hlat.tracking import OtherRankTracker, Tracker, from_json_value, read_valid_records, to_json_value
+from hlat.tracking import OtherRankTracker, Tracker, flat_fields, from_json_value, read_valid_records, to_json_value
 from hlat.training.batches import BatchSource
 from hlat.training.components import ComponentList, StateChanges, load_state
 from hlat.training.faulty_disk import checkpoint_disk
 from hlat.training.numerics import Arithmetic, resolve_determinism, resolve_precision
-from hlat.training.optional_components import requested_components
+from hlat.training.optional_components import requested_components, requested_optimizer
 from hlat.training.run_data import DataProgress, no_progress, open_data
 from hlat.training.stages import find_stage, stage_record
 from hlat.training.validation.evaluation import Evaluation
@@ -142,8 +142,6 @@ class RunState:
     store: CheckpointStore
     tiers: Tiers  # snapshots and object store
     peak: PeakFlops
-    step: int  # optimizer steps done so far
-    saved: SavedCheckpoint | None  # newest checkpoint, if there is one
     recipe_changes: list[RecipeChange]  # differences from the recipe of the loaded checkpoint
     damaged: list[DamagedCheckpoint]  # checkpoints found damaged and set aside
     anomalies: AnomalyPolicy
@@ -151,6 +149,8 @@ class RunState:
     component_changes: StateChanges  # components without state in the loaded checkpoint, and state without a component
     arithmetic: Arithmetic  # what computes the model
     precision_note: str | None  # explains the choice of precision.mode=auto, or warns of a mode that is slow here
+    step: int = 0  # optimizer steps done so far
+    saved: SavedCheckpoint | None = None  # newest checkpoint, if there is one
     mode_was_chosen: bool = False  # precision.mode was auto
     begins_stage: bool = False  # the loaded checkpoint is of an earlier stage
     saved_arithmetic: Arithmetic | None = None  # what did when the loaded checkpoint was saved
@@ -249,14 +249,6 @@ class RunState:
         return whole | ({} if place is None else {"stage": stage_record(self.recipe)})
 
 
-def _dotted_fields(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested sections to values by dotted field name."""
-    fields: dict[str, Any] = {}
-    for name, value in values.items():
-        fields |= _dotted_fields(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return fields
-
-
 def build_run_state(
     recipe: Recipe,
     runtime: Runtime,
@@ -274,9 +266,8 @@ def build_run_state(
         HlatError: any subclass; the message says what is wrong and what would work.
     """
     # First: ranks with different recipes or code would hang in some later collective.
-    check_consistent(runtime.ranks, {"recipe": _dotted_fields(recipe.model_dump(mode="json")), "code": code_identity()})
+    check_consistent(runtime.ranks, {"recipe": flat_fields(recipe.model_dump(mode="json")), "code": code_identity()})
     seed_generators(recipe.training.seed)
-    seed = recipe.training.seed
     damaged: list[DamagedCheckpoint] = []
     # A run that is refused for its text leaves no checkpoints; with stages, a checkpoint says which text.
     opened = None if recipe.stages else open_data(recipe, runtime, data_progress)
@@ -290,22 +281,12 @@ def build_run_state(
     anomalies = AnomalyPolicy(recipe.anomalies, recipe.batches, recipe.data.sequence_length)
     asked_for = recipe.precision.mode
     recipe, precision_note, arithmetic = _settle_arithmetic(recipe, runtime, newest)
-    if newest is None:
-        recipe_changes = []
-    elif begins_stage:
-        saved_recipe, fingerprint = read_saved_run(newest)
-        settled = saved_by.model_copy(update={"precision": recipe.precision, "run": recipe.run})
-        recipe_changes = check_resume(saved_recipe, fingerprint, settled, fingerprint, newest.step)
-    else:
-        recipe_changes = _check_resume(newest, recipe, prepared, evaluation, arithmetic)
+    recipe_changes = _check_resume(newest, saved_by if begins_stage else None, recipe, prepared, evaluation, arithmetic)
     fresh = newest is None and recipe.checkpoint.init_from is None
     enter_stage("building the model")
     # Weights that are loaded below need not be initialised.
-    model = build_parallel(recipe, runtime, seed if fresh else None)
-    precision = recipe.precision
-    optimizer = build_optimizer(
-        model.local_parameters, recipe.optimizer, precision.mode, seed, model.matrices, precision.in_hardware
-    )
+    model = build_parallel(recipe, runtime, recipe.training.seed if fresh else None)
+    optimizer = requested_optimizer(recipe, model)
     components = requested_components(recipe, model.local_parameters)
     changes, initial_weights = StateChanges(), None
     if newest is not None:
@@ -335,8 +316,6 @@ def build_run_state(
         store=store,
         tiers=tiers,
         peak=runtime.ranks.run_on_rank0(lambda: peak_flops(runtime.device, MODES[recipe.precision.mode].compute)),
-        step=newest.step if newest is not None else 0,
-        saved=SavedCheckpoint(newest.step, newest.path) if newest is not None else None,
         recipe_changes=recipe_changes,
         damaged=damaged,
         anomalies=anomalies,
@@ -346,20 +325,43 @@ def build_run_state(
         mode_was_chosen=asked_for == AUTO,
         begins_stage=begins_stage,
         arithmetic=arithmetic,
-        saved_arithmetic=(
-            arithmetic.saved_in(newest.meta.get("versions", {})) if newest is not None and not begins_stage else None
-        ),
-        unwritten_metrics=_saved_metrics(newest.meta) if newest is not None else None,
         initial_weights=initial_weights,
-        forecast_watch=ForecastWatch(**(newest.meta.get("forecast_watch", {}) if newest is not None else {})),
+        **_of_checkpoint(newest, arithmetic, begins_stage),
     )
 
 
+def _of_checkpoint(newest: Checkpoint | None, arithmetic: Arithmetic, begins_stage: bool) -> dict[str, Any]:
+    """Return the fields of a state that a checkpoint has."""
+    if newest is None:
+        return {}
+    return {
+        "step": newest.step,
+        "saved": SavedCheckpoint(newest.step, newest.path),
+        "saved_arithmetic": None if begins_stage else arithmetic.saved_in(newest.meta.get("versions", {})),
+        "unwritten_metrics": _saved_metrics(newest.meta),
+        "forecast_watch": ForecastWatch(**newest.meta.get("forecast_watch", {})),
+    }
+
+
 def _check_resume(
-    newest: Checkpoint, recipe: Recipe, prepared: PreparedData, evaluation: Evaluation, arithmetic: Arithmetic
+    newest: Checkpoint | None,
+    stage_before: Recipe | None,
+    recipe: Recipe,
+    prepared: PreparedData,
+    evaluation: Evaluation,
+    arithmetic: Arithmetic,
 ) -> list[RecipeChange]:
-    """Return how a run differs from the one that saved a checkpoint; CheckpointError if it cannot go on from there."""
-    changes = check_resume(*read_saved_run(newest), recipe, prepared.fingerprint, newest.step)
+    """Return how a run differs from the one that saved a checkpoint; CheckpointError if it cannot go on from there.
+
+    ``stage_before`` is the stage that saved it, if another one begins.
+    """
+    if newest is None:
+        return []
+    saved_recipe, fingerprint = read_saved_run(newest)
+    if stage_before is not None:
+        settled = stage_before.model_copy(update={"precision": recipe.precision, "run": recipe.run})
+        return check_resume(saved_recipe, fingerprint, settled, fingerprint, newest.step)
+    changes = check_resume(saved_recipe, fingerprint, recipe, prepared.fingerprint, newest.step)
     arithmetic.check_resume(newest.meta.get("versions", {}), recipe, changes)
     return changes + evaluation.changes_since(newest.meta.get("evaluation", {}))
 

@@ -38,8 +38,6 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hlat.checkpoint import software_versions
 from hlat.config import Recipe, own_parts, recipe_notes, short
 from hlat.hardware import device_chip, load_catalog
@@ -56,6 +54,7 @@ from hlat.runtime.storage.run_folder import (
     LOCK_NAME,
     RECIPE_NAME,
     is_foreign_recipe,
+    read_resolved,
     write_recipe,
 )
 from hlat.runtime.terminal import TABLE_ROWS, first_of, is_verbose, plural
@@ -207,7 +206,8 @@ def record_attempt(recipe: Recipe, runtime: Runtime, origin: RunOrigin | None) -
             f"run.dir {recipe.run_dir}: {RECIPE_NAME} there was not written by a run, and the run's own recipe would "
             "replace it. Rename that file, or choose another run.dir."
         )
-    changes = _changed_fields(_earlier_recipe(file), settings)
+    before = read_resolved(recipe.run_dir)
+    changes = _changed_fields(before, settings) if before else []
     sources = own_parts.part_sources(recipe.own_parts)
     try:
         write_recipe(recipe.run_dir, settings, recipe.run_dir)
@@ -248,18 +248,7 @@ def record_early_failure(recipe: Recipe, error: HlatError) -> None:
                 log.append("error", step=0, message=str(error), recipe=redact_json(recipe.model_dump(mode="json")))
 
 
-def _earlier_recipe(file: Path) -> dict[str, Any] | None:
-    """Return the recipe of the attempt before; None if there is none that can be read."""
-    try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _changed_fields(before: dict[str, Any] | None, now: dict[str, Any], prefix: str = "") -> list[dict[str, Any]]:
-    if before is None:
-        return []
+def _changed_fields(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name), now.get(name)

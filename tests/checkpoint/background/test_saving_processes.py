@@ -38,6 +38,7 @@ from tests.support.checkpoint.stamped_parts import (
     stamp,
 )
 from tests.support.commands import forking
+from tests.support.model.canonical import fuse
 
 
 def start(world: int, work: Callable[..., None], folder: Path) -> list[Any]:
@@ -128,7 +129,7 @@ def assert_full_parameters(model: Decoder, config: ModelConfig, salt: int) -> No
         layouts = parameter_layouts(config, model.shard)
         for name, parameter in model.named_parameters():
             assert isinstance(parameter, DTensor)
-            assert torch.equal(parameter.full_tensor().detach(), layouts[name].fuse(canonical)), name
+            assert torch.equal(parameter.full_tensor().detach(), fuse(layouts[name], canonical)), name
 
 
 def test_states_sharded_by_fsdp_are_saved_and_loaded_in_other_layouts(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from hlat.config import RecipeError
 from hlat.config.sections.model import ModelConfig
 from hlat.model import Decoder, build
 from hlat.model.hf.config import config_json
-from hlat.model.parameter_layout import to_canonical
 from hlat.runtime.errors import CheckpointError
 from tests.support.checkpoint.nxd_checkpoints import NxdLayout, key_and_copy, rank_state, save, stored_keys, write
 from tests.support.checkpoint.saved_states import assert_equal
+from tests.support.model.canonical import to_canonical
 
 FIELDS = {"vocab_size": 64, "layers": 4, "hidden_size": 32, "intermediate_size": 48, "heads": 8, "init_std": 0.2}
 MHA = ModelConfig.model_validate(FIELDS | {"max_sequence_length": 32})

@@ -11,8 +11,8 @@ from hlat.checkpoint import has_tokenizer, import_model
 from hlat.config.sections.model import ModelConfig
 from hlat.model import build
 from hlat.model.hf.folder import write_hf
-from hlat.model.parameter_layout import to_canonical
 from hlat.runtime.errors import CheckpointError
+from tests.support.model.canonical import to_canonical
 
 CONFIG = ModelConfig(
     vocab_size=40, layers=1, hidden_size=16, intermediate_size=24, heads=2, kv_heads=1, max_sequence_length=8

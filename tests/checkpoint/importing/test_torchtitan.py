@@ -19,9 +19,9 @@ from hlat.checkpoint.protocol.reader import open_checkpoint
 from hlat.config.sections.model import ModelConfig
 from hlat.model import build
 from hlat.model.hf.config import config_json
-from hlat.model.parameter_layout import to_canonical
 from hlat.runtime.errors import CheckpointError
 from tests.support.checkpoint.saved_states import assert_equal
+from tests.support.model.canonical import to_canonical
 
 CONFIG = ModelConfig.model_validate(
     {

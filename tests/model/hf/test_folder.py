@@ -14,8 +14,9 @@ from hlat.config import RecipeError
 from hlat.config.sections.model import ModelConfig
 from hlat.model.hf import folder as hf_write
 from hlat.model.hf.folder import read_hf, write_hf
-from hlat.model.parameter_layout import canonical_shapes, from_canonical, to_canonical
+from hlat.model.parameter_layout import canonical_shapes
 from hlat.runtime.errors import CheckpointError, StorageError
+from tests.support.model.canonical import from_canonical, to_canonical
 from tests.support.model.families import FAMILIES, config_of, implementations_of, our_model, tokens_of, twin
 
 transformers = pytest.importorskip("transformers", reason="the extra [hf] is not installed")

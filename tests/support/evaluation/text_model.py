@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from hlat.config.sections.model import ModelConfig
 from hlat.model import build
 from hlat.model.hf.folder import write_hf
-from hlat.model.parameter_layout import to_canonical
+from tests.support.model.canonical import to_canonical
 
 WORDS = "Question: Answer: yes no True False the cat sees a river and builds 12 engines def return if for in 3 + 4 = 7"
 MODEL: dict[str, Any] = {

@@ -12,7 +12,7 @@ from hlat.model import Decoder, build
 from hlat.model.document_attention import DocumentMask
 from hlat.model.hf.config import config_json, hf_class
 from hlat.model.hf.packing import Packed, pack, packed_tensors
-from hlat.model.parameter_layout import from_canonical, to_canonical
+from tests.support.model.canonical import from_canonical, to_canonical
 
 BASE: dict[str, Any] = {
     "vocab_size": 211,

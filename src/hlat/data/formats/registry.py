@@ -9,7 +9,6 @@ To add one, write a class in a file of this folder and add it here. A new kind o
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from hlat.config import own_parts
 from hlat.data.formats.arrow import ArrowFormat, HuggingFaceFormat
@@ -63,7 +62,11 @@ _UNSUPPORTED = {
 def own_format(name: str) -> FileFormat:
     """Return a file format of the user's own; RecipeError if it cannot be used."""
     part = own_parts.load_part(
-        own_parts.FORMATS, "data.formats", name, "a subclass of hlat.data.formats.base.FileFormat", _is_format
+        own_parts.FORMATS,
+        "data.formats",
+        name,
+        "a subclass of hlat.data.formats.base.FileFormat",
+        lambda part: isinstance(part, type) and issubclass(part, FileFormat),
     )
     return _named(name, part)
 
@@ -73,10 +76,6 @@ def _named(name: str, part: type[FileFormat]) -> FileFormat:
     file_format = part()  # one object, so that records of files compare as equal
     file_format.own_name = name
     return file_format
-
-
-def _is_format(part: Any) -> bool:
-    return isinstance(part, type) and issubclass(part, FileFormat)
 
 
 def format_of(file: Path, column: ColumnKind = TEXT_COLUMN, own: Sequence[str] = ()) -> FileFormat:

@@ -167,17 +167,18 @@ def tokenize_units(
 
     ``on_finished`` is called after units have been finished, and once before and after all; it returns the bytes done.
     """
-    pending = unfinished_units(corpus, plan, _choose_unit_bytes(corpus.bytes), partial(read_index, staging.units))
+    pending = unfinished_units(
+        corpus,
+        plan,
+        min(max(corpus.bytes // _UNITS, _SMALLEST_UNIT), _LARGEST_UNIT),
+        partial(read_index, staging.units),
+    )
     with WorkerPool(staging.workers or _cores(), staging.out / TOKENIZER_FOLDER, staging.units, dtype) as pool:
         staging.report("tokenize", on_finished(), corpus.bytes)
         for _ in pool.run(pending):
             staging.report("tokenize", on_finished(), corpus.bytes)
     on_finished()
     staging.report("tokenize", corpus.bytes, corpus.bytes)
-
-
-def _choose_unit_bytes(total: int) -> int:
-    return min(max(total // _UNITS, _SMALLEST_UNIT), _LARGEST_UNIT)
 
 
 def _cores() -> int:

@@ -188,7 +188,7 @@ class ContentRecord:
         stamp = file_stamp(local)
         if self._completed.get(number) == stamp:
             return
-        cell = _stamp_cell(stamp)
+        cell = hashlib.sha256(json.dumps(stamp).encode()).digest()[:_CELL]
         complete = [table for table in self._tables if self._is_recorded(table, number, cell)]
         if len(complete) == len(self._tables) and (complete or not sha256):
             return
@@ -299,10 +299,6 @@ def _open_table(place: Path, head: bytes) -> int:
 def _read_cell(table: int, offset: int) -> bytes:
     """Read a cell; those after the end of the file are empty."""
     return os.pread(table, _CELL, offset).ljust(_CELL, b"\0")
-
-
-def _stamp_cell(stamp: FileStamp) -> bytes:
-    return hashlib.sha256(json.dumps(stamp).encode()).digest()[:_CELL]
 
 
 @contextmanager

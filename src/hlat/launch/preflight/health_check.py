@@ -57,22 +57,8 @@ class Evidence:
     # published rates between devices, in bytes per second: device and host; empty if unknown
     links: Mapping[str, float] = field(default_factory=dict)
 
-    def of_host(self, node: int) -> list[Case]:
-        return [case for case in self.cases if case.node == node]
 
-
-def _no_symptoms(evidence: Evidence) -> Iterator[Symptom]:
-    """Find nothing: only an error while measuring is a symptom."""
-    yield from ()
-
-
-def _no_summary(evidence: Evidence) -> str:
-    return ""
-
-
-def _measure_nothing(place: HostView) -> Facts:
-    """Measure nothing: the facts come from the examination itself."""
-    return {}
+Judge = Callable[[Evidence], Iterator[Symptom]]
 
 
 @dataclass(frozen=True)
@@ -83,12 +69,12 @@ class HealthCheck:
     name: str  # stable name in a few words with dashes
     stage: Stage  # part of the examination in which it measures
     remedy: str  # advice for the user if it finds something
-    measure: Callable[[HostView], Facts] = _measure_nothing  # measures on a host (stages host and peers)
+    measure: Callable[[HostView], Facts] = lambda place: {}  # measures on a host (stages host and peers)
     module: str = ""  # key in rank_measurements.MEASUREMENTS of what each process measures (stages rank and together)
-    # finds symptoms in the facts of all places that could measure
-    judge: Callable[[Evidence], Iterator[Symptom]] = _no_symptoms
+    # finds symptoms in the facts of all places that could measure; an error while measuring is one in any case
+    judge: Judge = lambda evidence: iter(())
     # describes what was measured in a few words, for a healthy report; may be empty
-    summary: Callable[[Evidence], str] = _no_summary
+    summary: Callable[[Evidence], str] = lambda evidence: ""
     after: tuple[str, ...] = ()  # names of checks that must have found nothing, else this one is not judged
     is_quick: bool = False  # True if it is part of the examination before a restart
 
@@ -120,14 +106,18 @@ def culprits(pairs: Mapping[tuple[int, int], bool]) -> list[int]:
     return sorted(found)
 
 
-def judge_wrong(evidence: Evidence) -> Iterator[Symptom]:
-    """Find the places whose measurement says itself what is wrong."""
-    yield from (Symptom(case.node, case.facts["wrong"]) for case in evidence.cases if case.facts["wrong"])
+def judge_each(message: Callable[[Facts], str], *, is_warning: bool = False) -> Judge:
+    """Judge the facts of each place alone: a symptom wherever the message about them is not empty."""
+
+    def judge(evidence: Evidence) -> Iterator[Symptom]:
+        for case in evidence.cases:
+            if found := message(case.facts):
+                yield Symptom(case.node, found, case.rank, is_warning)
+
+    return judge
 
 
-def _judge_trouble(evidence: Evidence) -> Iterator[Symptom]:
-    for case in evidence.cases:
-        yield Symptom(case.node, case.facts["trouble"], case.rank)
+judge_wrong = judge_each(lambda facts: str(facts["wrong"]))
 
 
 PRESENCE_CHECKS = (
@@ -137,7 +127,7 @@ PRESENCE_CHECKS = (
         "meeting",
         "Start the same command on that host, with its own --node; look there for its error message; check that "
         "run.dir is on a file system that all hosts share. --wait gives hosts more time.",
-        judge=_judge_trouble,
+        judge=judge_each(lambda facts: str(facts["trouble"])),
     ),
     HealthCheck(
         "HD02",
@@ -145,7 +135,7 @@ PRESENCE_CHECKS = (
         "meeting",
         "Run the command on that host alone (--nodes 1) and read the process's message; a process that was killed may "
         "have been out of memory.",
-        judge=_judge_trouble,
+        judge=judge_each(lambda facts: str(facts["trouble"])),
         after=("sign-of-life", "host-memory"),
     ),
     HealthCheck(
@@ -154,7 +144,7 @@ PRESENCE_CHECKS = (
         "meeting",
         "Check the network between the hosts: the interface named by GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, and "
         "firewalls, which have to leave all ports between the hosts open.",
-        judge=_judge_trouble,
+        judge=judge_each(lambda facts: str(facts["trouble"])),
         after=("sign-of-life", "rank-processes", "connections", "device-visible", "host-memory"),
     ),
 )

@@ -16,6 +16,7 @@ from hlat.launch.preflight.health_check import (
     Symptom,
     culprits,
     gibibytes,
+    judge_each,
     judge_wrong,
     megabytes,
 )
@@ -29,10 +30,6 @@ _PROCESS_BYTES = 512 << 20
 _OPEN_FILES = 256
 # Connections to each other process: the default group, its control group, and one per axis of the layout
 _OPEN_FILES_PER_RANK = 8
-
-
-def _measure_memory(place: HostView) -> Facts:
-    return {"free": place.tools.available_memory()}
 
 
 def _judge_memory(evidence: Evidence) -> Iterator[Symptom]:
@@ -54,12 +51,10 @@ def _measure_files(place: HostView) -> Facts:
     return {"limit": soft, "most": hard, "needed": needed, "unlimited": soft == resource.RLIM_INFINITY}
 
 
-def _judge_files(evidence: Evidence) -> Iterator[Symptom]:
-    for case in evidence.cases:
-        facts = case.facts
-        if not facts["unlimited"] and facts["limit"] < facts["needed"]:
-            text = f"a process may open {facts['limit']} files, and a run of this size needs {facts['needed']}"
-            yield Symptom(case.node, text)
+def _few_files(facts: Facts) -> str:
+    if facts["unlimited"] or facts["limit"] >= facts["needed"]:
+        return ""
+    return f"a process may open {facts['limit']} files, and a run of this size needs {facts['needed']}"
 
 
 HOST_CHECKS = (
@@ -68,7 +63,7 @@ HOST_CHECKS = (
         "host-memory",
         "host",
         "End other programs, raise the limit of the job (control group, ulimit -v), or use fewer processes.",
-        measure=_measure_memory,
+        measure=lambda place: {"free": place.tools.available_memory()},
         judge=_judge_memory,
         summary=_summary_of_memory,
         is_quick=True,
@@ -79,16 +74,12 @@ HOST_CHECKS = (
         "host",
         "Raise the limit: ulimit -n in the job script, LimitNOFILE= of the service that starts jobs.",
         measure=_measure_files,
-        judge=_judge_files,
+        judge=judge_each(_few_files),
     ),
 )
 
 
 _SHOWN_FAULTS = 3  # the newest ones of a host
-
-
-def _measure_device_faults(place: HostView) -> Facts:
-    return {"found": place.tools.device_reports()}
 
 
 def _judge_device_faults(evidence: Evidence) -> Iterator[Symptom]:
@@ -104,7 +95,7 @@ DEVICE_FAULT_CHECKS = (
         "host",
         "Replace the host or reboot it, as the finding says; messages of the kernel from before its last start are "
         "gone.",
-        _measure_device_faults,
+        lambda place: {"found": place.tools.device_reports()},
         judge=_judge_device_faults,
     ),
 )
@@ -114,10 +105,6 @@ _CONNECTING_THREADS = 16
 # Bytes per second below which a link is slow: a third of gigabit Ethernet, the slowest network in use. The usual cause
 # is a link that was negotiated down to 100 Mbit/s, 12 MB/s
 _SLOWEST_LINK = 40e6
-
-
-def _measure_listening(place: HostView) -> Facts:
-    return {"wrong": place.listen_error}
 
 
 def _measure_names(place: HostView) -> Facts:
@@ -220,7 +207,7 @@ NETWORK_CHECKS = (
         "host",
         "Give an address of this host (--address; `ip address` lists them), or set GLOO_SOCKET_IFNAME to its "
         "interface; choose a port that no other program uses (--port).",
-        measure=_measure_listening,
+        measure=lambda place: {"wrong": place.listen_error},
         judge=judge_wrong,
     ),
     HealthCheck(

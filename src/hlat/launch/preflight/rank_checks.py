@@ -11,9 +11,19 @@ from collections.abc import Callable, Iterator, Mapping
 from statistics import median_high
 from typing import Any
 
-from hlat.launch.preflight.health_check import Case, Evidence, Facts, HealthCheck, Symptom, gibibytes, megabytes
+from hlat.launch.preflight.health_check import (
+    Case,
+    Evidence,
+    Facts,
+    HealthCheck,
+    Symptom,
+    gibibytes,
+    judge_each,
+    megabytes,
+)
 from hlat.launch.preflight.request import HostView
 from hlat.runtime.terminal import listed
+from hlat.tracking import flat_fields
 
 _MAX_SHOWN = 5  # differing fields of a recipe in a message
 
@@ -32,13 +42,8 @@ def _differences(
         yield from ((node, item, value, expected) for node, value in odd.items())
 
 
-def _versions_of(facts: Facts) -> Mapping[str, Any]:
-    versions: Mapping[str, Any] = facts["versions"]
-    return versions
-
-
 def _judge_versions(evidence: Evidence) -> Iterator[Symptom]:
-    for node, item, value, expected in _differences(evidence, _versions_of):
+    for node, item, value, expected in _differences(evidence, lambda facts: facts["versions"]):
         yield Symptom(node, f"{item} is {value or 'missing'}, and {expected or 'missing'} on the other hosts")
 
 
@@ -54,16 +59,8 @@ def _judge_code(evidence: Evidence) -> Iterator[Symptom]:
 
 def _measure_recipe(place: HostView) -> Facts:
     recipe, error = place.request.recipe, place.request.recipe_error
-    fields = {} if recipe is None else _flat_fields(recipe.model_dump(mode="json"))
+    fields = {} if recipe is None else flat_fields(recipe.model_dump(mode="json"))
     return {"fields": fields, "wrong": error, "given": recipe is not None or bool(error)}
-
-
-def _flat_fields(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Fields of nested sections by their path, such as ``training.steps``."""
-    found: dict[str, Any] = {}
-    for name, value in content.items():
-        found.update(_flat_fields(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value})
-    return found
 
 
 def _judge_recipe(evidence: Evidence) -> Iterator[Symptom]:
@@ -126,14 +123,12 @@ def _judge_device_memory(evidence: Evidence) -> Iterator[Symptom]:
             yield Symptom(case.node, text, case.rank)
 
 
-def _judge_device_use(evidence: Evidence) -> Iterator[Symptom]:
-    for case in evidence.cases:
-        if "free" not in case.facts or case.facts.get("joined"):
-            continue  # what the runtime of a process that has joined holds counts as used
-        free, total = float(case.facts["free"]), float(case.facts["total"])
-        if total - free > _USED_SHARE * total:
-            text = f"{gibibytes(total - free)} of the device's {gibibytes(total)} are used by other processes"
-            yield Symptom(case.node, text, case.rank)
+def _used_by_others(facts: Facts) -> str:
+    if "free" not in facts or facts.get("joined"):
+        return ""  # what the runtime of a process that has joined holds counts as used
+    used, total = float(facts["total"]) - float(facts["free"]), float(facts["total"])
+    text = f"{gibibytes(used)} of the device's {gibibytes(total)} are used by other processes"
+    return text if used > _USED_SHARE * total else ""
 
 
 DEVICE_CHECKS = (
@@ -153,7 +148,7 @@ DEVICE_CHECKS = (
         "rank",
         "End the processes that use the device (nvidia-smi and neuron-top list them), or use another host.",
         module="memory",
-        judge=_judge_device_use,
+        judge=judge_each(_used_by_others),
         after=("device-visible",),
         is_quick=True,
     ),

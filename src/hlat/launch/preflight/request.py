@@ -184,7 +184,7 @@ def make_request(
     """
     problems: list[str] = []
     nodes, node = _find_node(options, environment, problems)
-    cluster = _find_cluster(options, nodes, problems)
+    cluster = cluster_of(options.instance, nodes, options.hardware, problems)
     nproc = options.nproc if options.nproc is not None else 1 if cluster is None else cluster.devices_per_instance
     if nproc < 1:
         problems.append(f"--nproc {nproc}: expected 1 or more.")
@@ -240,13 +240,14 @@ def _find_node(options: PreflightOptions, environment: Mapping[str, str], proble
     return nodes, node or 0
 
 
-def _find_cluster(options: PreflightOptions, nodes: int, problems: list[str]) -> Cluster | None:
-    if options.instance is None:
+def cluster_of(instance: str | None, hosts: int, hardware: str | None, problems: list[str]) -> Cluster | None:
+    """Return the machines of ``--instance``, if it is given; unknown ones are a problem."""
+    if instance is None:
         return None
     try:
-        return parse_cluster(f"{options.instance}:{nodes}", load_catalog(options.hardware))
+        return parse_cluster(f"{instance}:{hosts}", load_catalog(hardware))
     except HardwareError as error:
-        problems.append(f"--instance {escape_controls(options.instance)}: {error}")
+        problems.append(f"--instance {escape_controls(instance)}: {error}")
         return None
 
 

@@ -20,7 +20,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hlat.launch.preflight.health_check import Evidence, Facts, HealthCheck, Symptom, gibibytes, judge_wrong, megabytes
+from hlat.launch.preflight.health_check import (
+    Evidence,
+    Facts,
+    HealthCheck,
+    Symptom,
+    gibibytes,
+    judge_each,
+    judge_wrong,
+    megabytes,
+)
 from hlat.launch.preflight.request import HostView
 from hlat.resilience import heartbeat_root, read_heartbeat, read_heartbeat_run_id
 from hlat.runtime.process import is_running
@@ -70,12 +79,9 @@ def _measure_writing(place: HostView) -> Facts:
         return {"refused": f"{place.request.run_dir} cannot be written: {error.strerror}"}
 
 
-def _judge_writing(evidence: Evidence) -> Iterator[Symptom]:
-    for case in evidence.cases:
-        if "refused" in case.facts:
-            yield Symptom(case.node, case.facts["refused"])
-        elif not case.facts["renames"]:
-            yield Symptom(case.node, "a file that was renamed over another did not replace it")
+def _not_written(facts: Facts) -> str:
+    failed = "" if facts.get("renames") else "a file that was renamed over another did not replace it"
+    return str(facts.get("refused", failed))
 
 
 def _measure_space(place: HostView) -> Facts:
@@ -131,10 +137,9 @@ def _measure_speed(place: HostView) -> Facts:
         raise
 
 
-def _judge_speed(evidence: Evidence) -> Iterator[Symptom]:
-    for case in evidence.cases:
-        if case.facts.get("rate", _SLOWEST_DISK) < _SLOWEST_DISK:
-            yield Symptom(case.node, f"the run's folder is written at {megabytes(case.facts['rate'])}")
+def _slow_disk(facts: Facts) -> str:
+    rate = facts.get("rate", _SLOWEST_DISK)
+    return f"the run's folder is written at {megabytes(rate)}" if rate < _SLOWEST_DISK else ""
 
 
 def _summary_of_speed(evidence: Evidence) -> str:
@@ -161,7 +166,7 @@ RUN_FOLDER_CHECKS = (
         "host",
         "Mount the file system for writing, give the user permission, or choose another run.dir.",
         measure=_measure_writing,
-        judge=_judge_writing,
+        judge=judge_each(_not_written),
         is_quick=True,
     ),
     HealthCheck(
@@ -190,7 +195,7 @@ RUN_FOLDER_CHECKS = (
         "host",
         "Choose a faster disk for run.dir, or look for the load on this one.",
         measure=_measure_speed,
-        judge=_judge_speed,
+        judge=judge_each(_slow_disk),
         summary=_summary_of_speed,
         after=("run-folder-writable", "run-folder-space"),
     ),
@@ -263,11 +268,10 @@ def _command_line(entry: Path) -> str:
     return ""
 
 
-def _judge_processes(evidence: Evidence) -> Iterator[Symptom]:
-    for case in evidence.cases:
-        if found := case.facts["found"]:
-            pids = ", ".join(str(pid) for pid, _ in found[:8]) + (", ..." if len(found) > 8 else "")
-            yield Symptom(case.node, f"processes of an earlier run in this folder still run: {pids} ({found[0][1]})")
+def _leftover_processes(facts: Facts) -> str:
+    found = facts["found"]
+    pids = ", ".join(str(pid) for pid, _ in found[:8]) + (", ..." if len(found) > 8 else "")
+    return found and f"processes of an earlier run in this folder still run: {pids} ({found[0][1]})"
 
 
 def _measure_run_lock(place: HostView) -> Facts:
@@ -312,13 +316,6 @@ def _is_beating(folder: Path) -> bool:
     return any(beat is not None and is_running(beat.pid) for beat in beats)
 
 
-def _judge_heartbeats(evidence: Evidence) -> Iterator[Symptom]:
-    for case in evidence.cases:
-        if found := case.facts["found"]:
-            text = f"folders of heartbeats were left by an earlier run: {', '.join(found[:3])}"
-            yield Symptom(case.node, text, is_warning=True)
-
-
 LEFTOVER_CHECKS = (
     HealthCheck(
         "HD25",
@@ -326,7 +323,7 @@ LEFTOVER_CHECKS = (
         "host",
         "Wait until they have saved, or end them: kill PID, then kill -9 PID.",
         measure=_measure_processes,
-        judge=_judge_processes,
+        judge=judge_each(_leftover_processes),
         is_quick=True,
     ),
     HealthCheck(
@@ -345,7 +342,12 @@ LEFTOVER_CHECKS = (
         "host",
         "Remove the folders: nothing reads them any more.",
         measure=_measure_heartbeats,
-        judge=_judge_heartbeats,
+        judge=judge_each(
+            lambda facts: (
+                facts["found"] and f"folders of heartbeats were left by an earlier run: {', '.join(facts['found'][:3])}"
+            ),
+            is_warning=True,
+        ),
         is_quick=True,
     ),
 )

@@ -240,14 +240,6 @@ def _manifest(version: str, kind: str, name: str, spec: dict[str, Any]) -> dict[
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
-def _job(run: PreparedRun, job: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    return [_manifest("batch/v1", "Job", name, job["spec"])]
-
-
-def _job_set(run: PreparedRun, job: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    return [_manifest("jobset.x-k8s.io/v1alpha2", "JobSet", name, _job_set_spec(job))]
-
-
 def _train_job(run: PreparedRun, job: dict[str, Any], name: str) -> list[dict[str, Any]]:
     version = "trainer.kubeflow.org/v1alpha1"
     spec = _job_set_spec({"metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}, **job})
@@ -300,8 +292,12 @@ class _Kind:
 
 _IN_JOB_SET = "spec.replicatedJobs.0.template"
 _KINDS = {
-    "job": _Kind(_job),
-    "jobset": _Kind(_job_set, -1, _IN_JOB_SET),
+    "job": _Kind(lambda run, job, name: [_manifest("batch/v1", "Job", name, job["spec"])]),
+    "jobset": _Kind(
+        lambda run, job, name: [_manifest("jobset.x-k8s.io/v1alpha2", "JobSet", name, _job_set_spec(job))],
+        -1,
+        _IN_JOB_SET,
+    ),
     "trainjob": _Kind(_train_job, -2, f"spec.template.{_IN_JOB_SET}"),
 }
 _PARTS = {"job": "", "pod": ".spec.template", "container": ".spec.template.spec.containers.0"}  # paths in a Job

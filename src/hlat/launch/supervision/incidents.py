@@ -162,7 +162,11 @@ def find_root_cause(exits: Sequence[ProcessExit], forwarded_signals: Sequence[in
     if failures:
         cause = failures[0]
         return RunOutcome(_exit_code_of(cause), _cause_message(cause, exits, run_dir, faults.get(cause.rank)), cause)
-    stopped = [_stop_code_of(end) for end in exits if end.code != 0 and (end.stopped or end.was_signalled)]
+    stopped = [
+        end.code if end.code > 0 else stop_exit_code(-end.code)
+        for end in exits
+        if end.code != 0 and (end.stopped or end.was_signalled)
+    ]
     if stopped:
         return RunOutcome(stopped[0])
     # Failures that are left were consequences of the signal.
@@ -213,10 +217,6 @@ def _exit_code_of(end: ProcessExit) -> int:
     if end.report is not None:
         return end.report.exit_code
     return end.code if end.code > 0 else _BUG
-
-
-def _stop_code_of(end: ProcessExit) -> int:
-    return end.code if end.code > 0 else stop_exit_code(-end.code)
 
 
 def _cause_message(cause: ProcessExit, exits: Sequence[ProcessExit], run_dir: Path, fault: DeviceFault | None) -> str:

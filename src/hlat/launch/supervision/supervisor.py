@@ -52,6 +52,7 @@ from hlat.resilience import (
 from hlat.runtime.errors import DeviceMemoryError
 from hlat.runtime.process import DEADLINE_ENV, INTERRUPTED_MESSAGE, lost_output, stop_exit_code
 from hlat.runtime.progress import machine_clock
+from hlat.runtime.storage.local_files import write_atomic
 from hlat.runtime.storage.run_folder import EARLIER_ATTEMPT_ENV, EarlierAttempt, read_run_id
 
 _SAVING = 60.0  # seconds without progress that a running save may have after its rank ended
@@ -260,7 +261,8 @@ class Supervisor:
 
     def _attempt(self) -> _Attempt:
         run, stops = self._run, self._stops
-        environment = {**self._deadline_variable(), **self._describe_earlier_attempt()}
+        deadline = {} if self._deadline is None else {DEADLINE_ENV: repr(self._deadline)}
+        environment = {**deadline, **self._describe_earlier_attempt()}
         self._count += 1
         self._attempts.keep(self.state())  # before the start: whoever takes over goes on with this attempt
         with self._showing_start() as has_started, self._attempts.start(environment) as ranks:
@@ -286,9 +288,6 @@ class Supervisor:
             yield has_started
         finally:
             has_started()
-
-    def _deadline_variable(self) -> dict[str, str]:
-        return {} if self._deadline is None else {DEADLINE_ENV: repr(self._deadline)}
 
     def _describe_earlier_attempt(self) -> dict[str, str]:
         """Variable about the earlier attempts for the next one; none before an attempt has trained."""
@@ -327,9 +326,7 @@ class Supervisor:
     def _publish_goodput(self) -> None:
         with suppress(OSError):
             # replaced as a whole: the metrics server may read it at any time
-            partial = self._beats / f"{GOODPUT_FILE}.partial"
-            partial.write_text(json.dumps(self._goodput.state()), encoding="utf-8")
-            partial.replace(self._beats / GOODPUT_FILE)
+            write_atomic(self._beats / GOODPUT_FILE, json.dumps(self._goodput.state()).encode(), sync=False)
 
     def _record_goodput(self, *, final: bool) -> dict[str, float]:
         totals = self._goodput.totals()

@@ -4,9 +4,11 @@ llama.py, olmo2.py, ... -> Architecture(description of its parameters, class of 
 names, options -> ParameterSpec and SavedTensor of norms, attention, feed-forward layer, embedding and head
 """
 
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
@@ -28,11 +30,9 @@ if TYPE_CHECKING:
     from hlat.model.layers import DecoderBlock
 
 
-def decoder_block() -> type["DecoderBlock"]:
-    """Return the class of LLaMA's blocks."""
-    from hlat.model.layers import DecoderBlock  # noqa: PLC0415  (imports torch)
-
-    return DecoderBlock
+def block_class(name: str) -> Callable[[], type["DecoderBlock"]]:
+    """Return what imports a class of blocks, by MODULE:CLASS in hlat.model, and with it torch."""
+    return partial(pkgutil.resolve_name, f"hlat.model.{name}")
 
 
 class NormPlace(Enum):

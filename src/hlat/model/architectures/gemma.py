@@ -8,11 +8,10 @@ attention and logits (``model.attn_logit_softcapping``), Gemma 3 has norms of qu
 """
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-from hlat.config import ModelConfig
 from hlat.model.architectures.base import (
     Architecture,
+    block_class,
     decoder_spec,
     feed_forward,
     head_norms,
@@ -22,14 +21,6 @@ from hlat.model.architectures.base import (
     stream_norm,
 )
 from hlat.model.spec import Initial, ModelSpec, ParameterSpec
-
-if TYPE_CHECKING:
-    from hlat.model.layers import DecoderBlock
-
-
-def gemma_spec(config: ModelConfig) -> ModelSpec:
-    """Describe a model with norms before and after each half of a block."""
-    return _describe(config.tie_embeddings, config.coalesce, config.qk_norm)
 
 
 @lru_cache
@@ -52,10 +43,8 @@ def _norm(name: str, canonical: str, freed_by: str, is_added: bool = False) -> P
     return stream_norm(*names, freed_by, Initial.ZEROS, is_added)
 
 
-def _block() -> type["DecoderBlock"]:
-    from hlat.model.architectures.gemma_block import GemmaBlock  # noqa: PLC0415  (imports torch)
-
-    return GemmaBlock
-
-
-GEMMA = Architecture(gemma_spec, _block, scales_embedding=True)
+GEMMA = Architecture(
+    lambda config: _describe(config.tie_embeddings, config.coalesce, config.qk_norm),
+    block_class("architectures.gemma_block:GemmaBlock"),
+    scales_embedding=True,
+)

@@ -7,14 +7,13 @@ A dense layer is one expert. Biases of what is added to the residual stream are 
 """
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-from hlat.config import ModelConfig
 from hlat.model.architectures.base import (
     ATTENTION_NORM,
     FEED_FORWARD_NORM,
     Architecture,
     added_bias,
+    block_class,
     decoder_spec,
     feed_forward,
     gate_up,
@@ -24,14 +23,6 @@ from hlat.model.architectures.base import (
     sinks,
 )
 from hlat.model.spec import Component, ModelSpec
-
-if TYPE_CHECKING:
-    from hlat.model.layers import DecoderBlock
-
-
-def gpt_oss_spec(config: ModelConfig) -> ModelSpec:
-    """Describe a model with sinks and biases."""
-    return _describe(config.tie_embeddings, config.coalesce)
 
 
 @lru_cache
@@ -51,10 +42,7 @@ def _describe(tie_embeddings: bool, coalesce: bool) -> ModelSpec:
     return decoder_spec(block, saved_by_block(coalesce, qk_norm=False), tie_embeddings)
 
 
-def _block() -> type["DecoderBlock"]:
-    from hlat.model.architectures.gpt_oss_block import GptOssBlock  # noqa: PLC0415  (imports torch)
-
-    return GptOssBlock
-
-
-GPT_OSS = Architecture(gpt_oss_spec, _block)
+GPT_OSS = Architecture(
+    lambda config: _describe(config.tie_embeddings, config.coalesce),
+    block_class("architectures.gpt_oss_block:GptOssBlock"),
+)

@@ -23,7 +23,7 @@ from hlat.model.architectures.base import (
     FEED_FORWARD_NORM,
     Architecture,
     NormPlace,
-    decoder_block,
+    block_class,
     decoder_spec,
     feed_forward,
     head_norms,
@@ -53,4 +53,4 @@ def _describe(tie_embeddings: bool, coalesce: bool, qkv_bias: bool, qk_norm: boo
     return decoder_spec(block, saved_by_block(coalesce, qk_norm), tie_embeddings)
 
 
-LLAMA = Architecture(llama_spec, decoder_block, NormPlace.INPUT)
+LLAMA = Architecture(llama_spec, block_class("layers:DecoderBlock"), NormPlace.INPUT)

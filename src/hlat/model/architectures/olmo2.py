@@ -7,12 +7,11 @@ The norms of queries and keys extend over the complete width of all heads.
 """
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-from hlat.config import ModelConfig
 from hlat.model.architectures.base import (
     Architecture,
     NormPlace,
+    block_class,
     decoder_spec,
     feed_forward,
     output_projection,
@@ -22,14 +21,6 @@ from hlat.model.architectures.base import (
     stream_norm,
 )
 from hlat.model.spec import Axis, Component, GradientSum, Initial, ModelSpec, ParameterSpec, SavedTensor, TensorSpec
-
-if TYPE_CHECKING:
-    from hlat.model.layers import DecoderBlock
-
-
-def olmo2_spec(config: ModelConfig) -> ModelSpec:
-    """Describe a model with norms after each half of a block, and of all queries and all keys."""
-    return _describe(config.tie_embeddings, config.coalesce)
 
 
 @lru_cache
@@ -81,10 +72,8 @@ def _saved() -> tuple[SavedTensor, ...]:
     )
 
 
-def _block() -> type["DecoderBlock"]:
-    from hlat.model.architectures.olmo2_block import Olmo2Block  # noqa: PLC0415  (imports torch)
-
-    return Olmo2Block
-
-
-OLMO2 = Architecture(olmo2_spec, _block, NormPlace.OUTPUT)
+OLMO2 = Architecture(
+    lambda config: _describe(config.tie_embeddings, config.coalesce),
+    block_class("architectures.olmo2_block:Olmo2Block"),
+    NormPlace.OUTPUT,
+)

@@ -38,15 +38,6 @@ def _joined(*rows: torch.Tensor) -> torch.Tensor:
     return torch.cat(rows)
 
 
-def _interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Rows of both in turn, as columns of the only expert: (1, D, 2 I), or of biases (1, 2 I)."""
-    return torch.stack((gate, up), dim=1).flatten(0, 1).t()[None].contiguous()
-
-
-def _only_expert(x: torch.Tensor) -> torch.Tensor:
-    return x.t()[None].contiguous()
-
-
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 _ZERO_OUTPUT_BIAS = Packed("self_attn.o_proj.bias", ("self_attn.o_proj.weight",), lambda x: x.new_zeros(len(x)), None)
 _ROUTED = ("mlp.down_proj.bias",)
@@ -70,13 +61,18 @@ _PACKED: Mapping[str, tuple[Packed, ...]] = {
             Packed(
                 f"mlp.experts.gate_up_proj{suffix}",
                 tuple(f"{name}.{kind}" for name in _GATE_UP),
-                _interleaved,
+                lambda gate, up: torch.stack((gate, up), dim=1).flatten(0, 1).t()[None].contiguous(),
                 lambda x, _: (x[0].t()[::2], x[0].t()[1::2]),
             )
             for kind, suffix in (("weight", ""), ("bias", "_bias"))
         ),
         *(
-            Packed(f"mlp.experts.down_proj{suffix}", (f"mlp.down_proj.{kind}",), _only_expert, lambda x, _: (x[0].t(),))
+            Packed(
+                f"mlp.experts.down_proj{suffix}",
+                (f"mlp.down_proj.{kind}",),
+                lambda x: x.t()[None].contiguous(),
+                lambda x, _: (x[0].t(),),
+            )
             for kind, suffix in (("weight", ""), ("bias", "_bias"))
         ),
         # One expert is chosen whatever the router says.

@@ -110,17 +110,8 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: Any) -> 
         log_sums[:, :, queries] = log_sum.squeeze(-1)
 
 
-def _gradients(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    sums: torch.Tensor,
-    sinks: torch.Tensor | None,
-    _: float | None,
-    *where: Any,
-) -> _Tensors:
+def _gradients(*operands: Any) -> _Tensors:
+    grad, q, k, v, out, sums, sinks, _, *where = operands
     _check(q, k, v, sinks, *where)
     check_gradient(grad, q, out, sums, torch.promote_types(q.dtype, torch.float32))
     # An operator has a fixed number of results.

@@ -176,15 +176,8 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *where_and_result
     run("attend", q.dtype, _arguments(heads, queries, k.shape, **tensors), len(q) * heads * blocks, 1)
 
 
-def _gradients(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    log_sums: torch.Tensor,
-    *where: Any,
-) -> _Tensors:
+def _gradients(*operands: Any) -> _Tensors:
+    grad, q, k, v, out, log_sums, *where = operands
     """The gradient by q, and those by k and v from each query head: fp32, in complete blocks and vectors; no values."""
     _check_kernel("q", q)
     check_attention(q, k, v, *where)

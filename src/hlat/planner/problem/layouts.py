@@ -252,11 +252,7 @@ def layout_violations(request: PlanRequest, candidate: Candidate) -> list[str]:
     """Failed checks of a layout, as messages; empty for a valid layout."""
     values = _values(request, candidate)
     failing = [check for check in LAYOUT_CHECKS if not holds(check, values)]
-    return [f"{_title(check)}: {reason}" for check in failing for reason in check(values)]
-
-
-def _title(check: Check) -> str:
-    return check.__name__.replace("_", " ")
+    return [f"{check.__name__.replace('_', ' ')}: {reason}" for check in failing for reason in check(values)]
 
 
 def _values(request: PlanRequest, candidate: Candidate) -> Values:

@@ -310,7 +310,11 @@ def _load_model(name: str) -> tuple[ModelConfig, Recipe | None]:
     try:
         recipe = _load_recipe(name)
     except RecipeError as error:
-        if path.exists() or path.suffix in (".yaml", ".yml") or not _recipe_not_found(error):
+        if (
+            path.exists()
+            or path.suffix in (".yaml", ".yml")
+            or all("no such recipe" not in each.reason for each in error.problems)
+        ):
             raise
         if (preset := preset_called(name)) is not None:
             return _load_model(preset)
@@ -328,7 +332,3 @@ def _load_recipe(name: str) -> Recipe:
             raise
         # A plan reads no data.
         return load_recipe(name, ("data.path=none",))
-
-
-def _recipe_not_found(error: RecipeError) -> bool:
-    return any("no such recipe" in problem.reason for problem in error.problems)

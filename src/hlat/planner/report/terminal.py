@@ -198,15 +198,11 @@ def table_lines(rows: Sequence[Sequence[str]], columns: int) -> Iterator[str]:
 def _broken(text: str, width: int) -> list[str]:
     """Break a text after commas and spaces into pieces of a width; after hyphens too if a word is wider."""
     pieces = [""]
-    for word in re.findall(r"[^, -]*[, -]?" if _widest_word(text) > width else r"[^, ]*[, ]?", text):
+    for word in re.findall(r"[^, -]*[, -]?" if max(map(len, re.split("[, ]", text))) > width else r"[^, ]*[, ]?", text):
         if word.strip() and pieces[-1] and len(pieces[-1]) + len(word.rstrip()) > width:
             pieces.append("")
         pieces[-1] += word
     return [piece.rstrip() for piece in pieces]
-
-
-def _widest_word(text: str) -> int:
-    return max(map(len, re.split("[, ]", text)))
 
 
 def command_lines(words: Sequence[str], columns: int) -> Iterator[str]:

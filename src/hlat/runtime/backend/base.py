@@ -265,7 +265,11 @@ class Backend:
 
     def compiler_versions(self, device: torch.device) -> dict[str, str]:
         """Return what compiled code depends on besides the program: versions of compilers and the device, by name."""
-        return {"torch": str(torch.__version__), "Python": _python_version(), "device": self.describe(device)}
+        return {
+            "torch": str(torch.__version__),
+            "Python": ".".join(platform.python_version_tuple()[:2]),
+            "device": self.describe(device),
+        }
 
     def compile_obstacle(self, device: torch.device) -> str:
         """Return the reason why ``torch.compile`` cannot build kernels for a device; empty if it can."""
@@ -383,7 +387,3 @@ def _torch_attention(heads: AttentionHeads, deterministic: bool, device: torch.d
     # FlashAttention 3 or 4, if the user has installed and activated it, replaces torch's own flash attention.
     other = current_flash_attention_impl() if chosen == SDPBackend.FLASH_ATTENTION else None
     return name if other is None else f"{name}_{other.lower().removeprefix('fa')}"
-
-
-def _python_version() -> str:
-    return ".".join(platform.python_version_tuple()[:2])  # compiled code does not depend on the patch release

@@ -211,7 +211,13 @@ def compile_cache_folders(device_type: str, base: str | Path | None, rank: int) 
         if base is None and given is not None:
             folders[variable] = Path(given).absolute() / own
         else:
-            folders[variable] = (Path(base) if base is not None else _folder_of_user()).absolute() / own / name
+            folders[variable] = (
+                (
+                    Path(base) if base is not None else Path(tempfile.gettempdir()) / f"hlat-compiled-{os.getuid()}"
+                ).absolute()
+                / own
+                / name
+            )
     return folders
 
 
@@ -239,10 +245,6 @@ def _from_user(variable: str) -> str | None:
     """Value of a variable; None if it is not set, or only by this process."""
     value = os.environ.get(variable) or None
     return None if value == _set_here.get(variable) else value
-
-
-def _folder_of_user() -> Path:
-    return Path(tempfile.gettempdir()) / f"hlat-compiled-{os.getuid()}"
 
 
 def _remove_incomplete(folder: Path) -> bool:

@@ -1,7 +1,7 @@
 """AWS Trainium through TorchNeuron, which registers the device type neuron and a process group of that name.
 
 Not verified on a device (docs/limits.md). Facts are those of AWS's documentation and of the public beta's source
-(torch-neuronx of SDK 2.33): no float64, eager operations without fused AdamW, no flex attention. ``ENVIRONMENT`` lists
+(torch-neuronx of SDK 2.33): no float64, eager operations without fused AdamW, no flex attention. A comment lists
 the variables of the runtime that hlat reads or sets, or that a user may want to know.
 
     join the group: it assigns the process its core and starts the runtime --> select that core --> compute
@@ -32,26 +32,23 @@ _NEFF_CACHE = "TORCH_NEURONX_NEFF_CACHE_DIR"
 _HLO_CACHE = "TORCH_NEURONX_HLO_CACHE_DIR"
 _COMPILER_PACKAGES = (_PACKAGE, "neuronx-cc")
 
-ENVIRONMENT = {
-    # variable -> purpose. hlat reads the first two, and sets the folders of compiled code; the process group sets the
-    # first and third if nobody has.
-    _VISIBLE_CORES: "cores that a process sees, such as 3 or 0-7",
-    _CORES_PER_DEVICE: "physical cores of a logical core: 1 or 2",
-    "NEURON_RT_ROOT_COMM_ID": "address and port where the runtimes of a run find each other",
-    "NEURON_RT_EXEC_TIMEOUT": "seconds after which the runtime gives an execution up",
-    "NEURON_RT_LOG_LEVEL": "level of the runtime's messages: ERROR, WARNING, INFO or DEBUG",
-    _ROUNDING: "1 rounds every conversion to fewer bits stochastically, in hardware (precision.rounding)",
-    _ROUNDING_SEED: "seed of that; hlat sets both, from the recipe's seed and the rank",
-    "NEURON_CC_FLAGS": "options of the compiler neuronx-cc",
-    _NEFF_CACHE: "folder of compiled operations and graphs; hlat gives each rank its own (run.compile_cache)",
-    _HLO_CACHE: "folder of graphs before they are compiled, likewise",
-    "TORCH_NEURONX_DISABLE_NEFF_CACHE": "1 compiles everything anew in every process",
-    "TORCH_NEURONX_COMPILE_ONLY": "1 compiles without a device and executes nothing, for hlat compile",
-    "COLLECTIVE_BUCKETSIZE_IN_MB": "size from which an all-gather or reduce-scatter is divided",
-    "FI_PROVIDER": "efa between machines; the cluster catalog sets it (hlat doctor, hlat submit)",
-    "FI_EFA_USE_DEVICE_RDMA": "1 between machines, likewise",
-}
-"""Environment variables of TorchNeuron, its runtime, its compiler and its network, with their purpose."""
+# Environment variables of TorchNeuron, its runtime, compiler and network. hlat reads the first two, and sets the
+# folders of compiled code; the process group sets the first and third if nobody has.
+#   NEURON_RT_VISIBLE_CORES: cores that a process sees, such as 3 or 0-7
+#   NEURON_LOGICAL_NC_CONFIG: physical cores of a logical core: 1 or 2
+#   NEURON_RT_ROOT_COMM_ID: address and port where the runtimes of a run find each other
+#   NEURON_RT_EXEC_TIMEOUT: seconds after which the runtime gives an execution up
+#   NEURON_RT_LOG_LEVEL: level of the runtime's messages: ERROR, WARNING, INFO or DEBUG
+#   NEURON_RT_STOCHASTIC_ROUNDING_EN: 1 rounds conversions to fewer bits stochastically (precision.rounding)
+#   NEURON_RT_STOCHASTIC_ROUNDING_SEED: seed of that; hlat sets both, from the recipe's seed and the rank
+#   NEURON_CC_FLAGS: options of the compiler neuronx-cc
+#   TORCH_NEURONX_NEFF_CACHE_DIR: folder of compiled code; hlat gives each rank its own (run.compile_cache)
+#   TORCH_NEURONX_HLO_CACHE_DIR: folder of graphs before they are compiled, likewise
+#   TORCH_NEURONX_DISABLE_NEFF_CACHE: 1 compiles everything anew in every process
+#   TORCH_NEURONX_COMPILE_ONLY: 1 compiles without a device and executes nothing, for hlat compile
+#   COLLECTIVE_BUCKETSIZE_IN_MB: size from which an all-gather or reduce-scatter is divided
+#   FI_PROVIDER: efa between machines; the cluster catalog sets it (hlat doctor, hlat submit)
+#   FI_EFA_USE_DEVICE_RDMA: 1 between machines, likewise
 
 
 class NeuronBackend(Backend):

@@ -136,10 +136,6 @@ def _read(tree: Any, blobs: list[bytes]) -> Any:
     return _READERS[tag](content, blobs)
 
 
-def _read_map(content: Any, blobs: list[bytes]) -> dict[Any, Any]:
-    return {_read(key, blobs): _read(item, blobs) for key, item in content}
-
-
 def _read_path(content: Any, blobs: list[bytes]) -> Path:
     _expect(isinstance(content, str))
     return Path(content)
@@ -171,7 +167,7 @@ def _read_object(content: Any, blobs: list[bytes]) -> Any:
 
 _COLLECTIONS: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 _READERS: dict[str, Callable[[Any, list[bytes]], Any]] = {
-    "map": _read_map,
+    "map": lambda content, blobs: {_read(key, blobs): _read(item, blobs) for key, item in content},
     "path": _read_path,
     "dtype": lambda content, blobs: _DTYPES[content],
     "bytes": lambda content, blobs: blobs[content],

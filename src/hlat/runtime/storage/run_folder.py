@@ -75,6 +75,17 @@ def write_recipe(folder: Path, recipe: Mapping[str, Any], run_dir: Path) -> None
     write_atomic(folder / RECIPE_NAME, (head + text).encode())
 
 
+def read_resolved(folder: Path) -> dict[str, Any]:
+    """Read the resolved recipe of a run; empty if there is none that can be read."""
+    import yaml  # noqa: PLC0415  (as above)
+
+    try:
+        found = yaml.safe_load((folder / RECIPE_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def kept_marks(checkpoint: Path) -> list[Path]:
     """List the marks in a checkpoint of the forks that were made from it."""
     return sorted(checkpoint.glob(f"{KEPT_PREFIX}*"))
