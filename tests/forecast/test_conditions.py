@@ -63,6 +63,7 @@ def test_what_a_run_is_left_to_choose_is_no_difference() -> None:
         ("data.isolate", True),
         ("checkpoint.init_from", "weights"),
         ("data.validation.fraction", 0.02),
+        ("data.validation.by", "tail"),  # instead of auto
         ("model.vocab_size", 32064),
     ],
 )

@@ -62,7 +62,7 @@ def differences(conditions: Mapping[str, Any], recipe: Recipe) -> list[Differenc
     found = [
         Difference(name, value, ours.get(name), name.startswith(_INCOMPARABLE))
         for name, value in conditions.items()
-        if value != ours.get(name) and not _is_open(name, recipe) and "auto" not in (value, ours.get(name))
+        if value != ours.get(name) and not _is_open(name, recipe, (value, ours.get(name)))
     ]
     # No ladder has stored weights: they fit one size.
     if (weights := recipe.checkpoint.init_from) is not None:
@@ -70,8 +70,10 @@ def differences(conditions: Mapping[str, Any], recipe: Recipe) -> list[Differenc
     return sorted(found, key=lambda one: not one.incomparable)
 
 
-def _is_open(name: str, recipe: Recipe) -> bool:
-    """Return True for a condition whose field a recipe leaves to its run to choose."""
+def _is_open(name: str, recipe: Recipe, values: tuple[Any, Any]) -> bool:
+    """Return True for a condition whose field a recipe, or the ladder's, leaves to its run to choose."""
+    if name == "precision.mode":
+        return "auto" in values  # that of the machine; auto in data is a rule of its own, which no run replaces
     path = _CHOSEN.get(name)
     return path is not None and not recipe.gives(path)
 
