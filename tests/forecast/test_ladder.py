@@ -46,6 +46,13 @@ def test_a_forecast_goes_through_its_file(tmp_path: Path) -> None:
     assert (found.curve, found.warnings, found.kind) == (forecast.curve, forecast.warnings, forecast.kind)
 
 
+def test_fewer_tokens_per_parameter_than_the_ladder_has_are_told() -> None:
+    ladder = ladder_of(observations(noise=0.003))  # 1e8 tokens for 1.5e8 parameters: 0.67
+    (warning,) = ladder.forecast(sizes(3e8), 10**8).warnings
+    assert "0.33 tokens per parameter, and runs of the ladder at least 0.67" in warning
+    assert ladder.forecast(sizes(3e8), 2 * 10**8).warnings == ()
+
+
 @pytest.mark.parametrize("kind", ["total", "non_embedding", "flops"])
 def test_the_count_of_sizes_is_the_one_that_the_law_is_of(kind: SizeKind) -> None:
     """Losses of a law of one count, in models whose embedding is as large as the smallest of them."""

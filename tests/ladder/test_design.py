@@ -106,6 +106,16 @@ def test_every_run_is_a_recipe_and_together_they_spread(tmp_path: Path, words: t
     assert any(run.parent for run in runs) == forks
 
 
+@pytest.mark.parametrize("tokens", ["1M", "3M", "100M"])
+def test_tokens_per_parameter_of_the_target_are_among_those_of_its_ladder(tmp_path: Path, tokens: str):
+    goal = target(tmp_path, f"training.tokens={tokens}")
+    per_parameter = sorted(run.tokens / run.parameters for run in next(candidates(goal, Axes())))
+    own = goal.recipe.total_tokens / count_parameters(goal.recipe.model).total
+    # Tokens are whole steps: one of 100 more at most.
+    assert per_parameter[0] <= 1.01 * own and per_parameter[-1] >= own
+    assert per_parameter[-1] > 7.9 * per_parameter[0]
+
+
 def trunk_of(run: PlannedRun, by_name: dict[str, PlannedRun]) -> PlannedRun:
     while run.parent is not None:
         run = by_name[run.parent]

@@ -20,6 +20,8 @@ WIDEST_RANGE = 2.0
 """Ratio of the ends of a range, above the irreducible loss, up to which a forecast is given."""
 FAR = 100.0
 """Factor of FLOPs beyond the largest run from which a forecast comes with a warning."""
+FEW_TOKENS = 1.5
+"""Factor between a ladder's least tokens per parameter and those of a run, from which there is a warning."""
 _APART = 1.1  # factor between two sizes, or token counts, that count as two
 _NEARLY = 0.9  # of the most that a further run could narrow the range
 _GRID = 7

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from hlat.config import ModelConfig, Recipe, short
 from hlat.forecast.conditions import differences
-from hlat.forecast.design import FAR, WIDEST_RANGE, NextRun, above_irreducible, best_next_run, check_design
+from hlat.forecast.design import FAR, FEW_TOKENS, WIDEST_RANGE, NextRun, above_irreducible, best_next_run, check_design
 from hlat.forecast.fitting import LawFit, LossRange, Observation, around, fit_range
 from hlat.forecast.law import FLOPS_PER_PARAMETER
 from hlat.forecast.shapes import RunCurve, fit_shapes
@@ -192,6 +192,12 @@ class Ladder:
             yield (
                 f"the run takes {beyond:,.0f} times the FLOPs of the ladder's largest run; above {FAR:g} times, few "
                 "published ladders have tested such ranges"
+            )
+        own, least = tokens / sizes["flops"], min(run.tokens / run.sizes["flops"] for run in self.runs)
+        if own * FEW_TOKENS < least:
+            yield (
+                f"the run has {own:.2g} tokens per parameter, and runs of the ladder at least {least:.2g}; runs with "
+                "fewer than their ladder ended above their forecasts"
             )
 
 

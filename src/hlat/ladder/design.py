@@ -26,7 +26,7 @@ LEAST_STEPS = 100
 """Steps below which a run of the recipe's batch says little about longer ones."""
 _GRIDS = ((5, 4), (4, 4), (4, 3), (3, 3), (3, 2))  # sizes, token counts: the most wanted first
 _LEAST_SIZES = 3
-_LEAST_RATIO, _USUAL_RATIO, _MOST_RATIO = 5.0, 40.0, 160.0  # tokens per parameter
+_LEAST_RATIO, _MOST_RATIO, _RATIOS = 5.0, 160.0, 8.0  # tokens per parameter; least factor between few and many
 _SMALLEST, _LARGEST = 1 / 100, 1 / 3  # of the target's blocks
 _SPREAD = 8.0  # least ratio of the largest size to the smallest
 _FARTHEST, _NAMED = 1.5, 3  # factor up to which a model is of a user's size; nearest ones that a message names
@@ -170,10 +170,15 @@ def _grids(blocks: int, usable: Sequence[Shape], lists: Sequence[tuple[float, ..
 
 
 def _ratios(recipe: Recipe, count: int) -> tuple[float, ...]:
-    """Tokens per parameter, from few to those of the recipe, or to the usual number if it has fewer."""
-    own = recipe.total_tokens / count_parameters(recipe.model).total
-    most = min(max(own, _USUAL_RATIO), _MOST_RATIO) if count > 2 else 2 * _LEAST_RATIO
-    return tuple(_LEAST_RATIO * (most / _LEAST_RATIO) ** (index / (count - 1)) for index in range(count))
+    """Tokens per parameter, from few to many, those of the recipe among them."""
+    parameters = count_parameters(recipe.model).total
+    own = recipe.total_tokens / parameters
+    # A law of runs with more tokens per parameter forecasts too low a loss (docs/notebook/forecasts.md). But small
+    # models need some steps, too.
+    possible = LEAST_STEPS * recipe.tokens_per_step * _SPREAD / _LARGEST / parameters
+    least = min(_LEAST_RATIO, max(own, possible))
+    most = min(max(own, _RATIOS * least), _MOST_RATIO) if count > 2 else 2 * least
+    return tuple(least * (most / least) ** (index / (count - 1)) for index in range(count))
 
 
 def _chosen(found: Sequence[Shape], sizes: Sequence[str]) -> list[Shape]:
