@@ -26,7 +26,7 @@ from hlat.planner.expected import interval_text, likely, median_days, median_usd
 from hlat.planner.plan import format_number, layout_json
 from hlat.planner.problem.devices import comparison_note
 from hlat.planner.problem.layouts import Candidate, candidates, layout_text
-from hlat.planner.problem.loss_law import forecast_json
+from hlat.planner.problem.loss_law import PlannedLoss, forecast_json
 from hlat.planner.problem.question import PlanQuestion
 from hlat.planner.problem.request import PlanRequest, has_stages, resolve_request
 from hlat.planner.report.terminal import table_lines
@@ -240,7 +240,7 @@ def _cell_json(cell: GridCell) -> dict[str, Any]:
         "cluster": cluster.name,
         "chips": cluster.chips,
         "devices": cluster.devices,
-        **forecast_json(cell.request.loss),
+        **_forecast_json(cell),
         "obstacle": cell.obstacle,
         "layout": None if cell.best is None else layout_json(cell.request, cell.best),
         "instead": {
@@ -284,12 +284,27 @@ def _predictions(planned: PlanGrid) -> Iterator[list[str]]:
         ]
 
 
+def _loss(cell: GridCell) -> PlannedLoss | str | None:
+    """Loss of a cell's run by a ladder, or why there is none; None without a ladder."""
+    try:
+        return cell.request.loss
+    except PlanError as error:  # of one model: others may be near enough to the ladder
+        return str(error)
+
+
+def _forecast_json(cell: GridCell) -> dict[str, Any]:
+    loss = _loss(cell)
+    return {"forecast": None, "no_forecast": loss} if isinstance(loss, str) else forecast_json(loss)
+
+
 def _losses(planned: PlanGrid) -> tuple[str, list[list[str]]]:
-    """Caption, heads and a row for each model of the losses that a ladder forecasts; no rows without one."""
-    losses = {cell.model: loss for cell in planned.cells if (loss := cell.request.loss)}
-    rows = [[name, *str(one).split(", "), rounded_text(one.beyond, 2)] for name, one in losses.items()]
-    caption = "".join(f"Loss by {one.ladder}; FLOPs as times those of the largest" for one in [*losses.values()][:1])
-    return caption, [["model", "loss", "4 of 5 runs", "FLOPs"], *rows] if rows else []
+    """Caption, heads and a row for each model of the losses that a ladder forecasts; empty without one."""
+    losses = {cell.model: loss for cell in planned.cells if (loss := _loss(cell))}
+    known = {name: loss for name, loss in losses.items() if not isinstance(loss, str)}
+    rows = [[name, *str(one).split(", "), rounded_text(one.beyond, 2)] for name, one in known.items()]
+    captions = [f"Loss by {one.ladder}; FLOPs as times those of the largest" for one in [*known.values()][:1]]
+    captions += [f"No loss: {loss}" for loss in losses.values() if isinstance(loss, str)]
+    return ". ".join(captions), [["model", "loss", "4 of 5 runs", "FLOPs"], *rows] if rows else []
 
 
 def _reasons(planned: PlanGrid) -> list[list[str]]:
@@ -338,8 +353,8 @@ def grid_lines(planned: PlanGrid, columns: int) -> Iterator[str]:
     # A layout that ends with its line leaves an empty one.
     yield from ("", *filter(str.strip, table_lines([_HEADS, *_predictions(planned)], columns)))
     caption, losses = _losses(planned)
-    if losses:
-        yield from ("", *wrapped(caption, columns), *table_lines(losses, columns))
+    if caption:
+        yield from ("", *wrapped(caption, columns), *(table_lines(losses, columns) if losses else ()))
     reasons = _reasons(planned)
     if len(reasons) > 1:
         meaning = _meaning("; empty: the layout has this setting itself")
@@ -371,7 +386,9 @@ def grid_page(planned: PlanGrid) -> Html:
         chart,
         *(paragraph(line.replace("assumed  ", "Assumed: ")) for line in _sentences(planned)),
         section("Predictions", [table(_HEADS, _predictions(planned), caption=_OF_FIVE)]),
-        section("Loss", [table(losses[0], losses[1:], caption=caption)] if losses else []),
+        section(
+            "Loss", [table(losses[0], losses[1:], caption=caption)] if losses else [paragraph(caption)] * bool(caption)
+        ),
         section("What decides", [paragraph(_meaning()), decides] if instead else []),
     ]
     return page(f"{', '.join(rows)} on {instance.name}", contents)

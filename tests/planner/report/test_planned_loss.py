@@ -91,6 +91,15 @@ def test_a_grid_has_the_loss_of_each_model(ladder: Path) -> None:
     assert f"{losses[1]:.3f}" in grid_page(found)
 
 
+def test_a_model_too_far_from_the_ladder_leaves_a_grid_the_losses_of_others(ladder: Path) -> None:
+    found = hlat.plan_grid("0.5b,70b", clusters=["p5.48xlarge:4"], tokens=10**13, ladder=ladder)
+    near, far = found.to_dict()["cells"]
+    assert near["forecast"]["loss"] and far["forecast"] is None and "too uncertain" in far["no_forecast"]
+    lines = list(grid_lines(found, 80))
+    text = " ".join("\n".join(lines).split())
+    assert "No loss: llama-class-70b" in text and "too uncertain" in grid_page(found) and max(map(len, lines)) <= 80
+
+
 @pytest.mark.parametrize("generated", [None, 10**11])
 def test_the_size_for_a_budget_follows_the_ladder(generated: int | None, ladder: Path) -> None:
     found = hlat.choose_model_size(chips="p5.48xlarge", budget="3k", inference_tokens=generated, ladder=ladder, **RUN)
