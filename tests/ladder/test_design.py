@@ -108,7 +108,7 @@ def test_every_run_is_a_recipe_and_together_they_spread(tmp_path: Path, words: t
 
 @pytest.mark.parametrize("tokens", ["1M", "3M", "100M"])
 def test_tokens_per_parameter_of_the_target_are_among_those_of_its_ladder(tmp_path: Path, tokens: str):
-    goal = target(tmp_path, f"training.tokens={tokens}")
+    goal = target(tmp_path, f"training.tokens={tokens}", "batch.global_batch=2")
     per_parameter = sorted(run.tokens / run.parameters for run in next(candidates(goal, Axes())))
     own = goal.recipe.total_tokens / count_parameters(goal.recipe.model).total
     # Tokens are whole steps: one of 100 more at most.

@@ -173,9 +173,9 @@ def _ratios(recipe: Recipe, count: int) -> tuple[float, ...]:
     """Tokens per parameter, from few to many, those of the recipe among them."""
     parameters = count_parameters(recipe.model).total
     own = recipe.total_tokens / parameters
-    # A law of runs with more tokens per parameter forecasts too low a loss (docs/notebook/forecasts.md). But small
-    # models need some steps, too.
-    possible = LEAST_STEPS * recipe.tokens_per_step * _SPREAD / _LARGEST / parameters
+    # Forecasts of runs with fewer tokens per parameter than their ladder were too low (docs/notebook/forecasts.md). But
+    # runs of the smallest models are to be out of their first steps.
+    possible = 3 * LEAST_STEPS * recipe.tokens_per_step * _SPREAD / _LARGEST / parameters
     least = min(_LEAST_RATIO, max(own, possible))
     most = min(max(own, _RATIOS * least), _MOST_RATIO) if count > 2 else 2 * least
     return tuple(least * (most / least) ** (index / (count - 1)) for index in range(count))
@@ -193,7 +193,7 @@ def _chosen(found: Sequence[Shape], sizes: Sequence[str]) -> list[Shape]:
         if word.startswith("w"):
             shape = min(by_width, key=lambda one: one.distortion)
         else:
-            shape = min(found, key=lambda one: abs(log(one.parameters / size)) + one.distortion / 8)
+            shape = min(found, key=lambda one: abs(log(one.parameters / size)) + 2 * one.distortion)
             if not 1 / _FARTHEST <= shape.parameters / size <= _FARTHEST:
                 near = sorted({one.parameters for one in found}, key=lambda count: abs(log(count / size)))[:_NAMED]
                 nearest_ones = ", ".join(map(short_count, sorted(near)))
