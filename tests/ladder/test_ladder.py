@@ -20,7 +20,7 @@ from hlat.ladder import LadderPlan, LadderQuestion, LadderReport, plan_ladder, r
 from hlat.ladder import execution as trains
 from hlat.ladder.planned_runs import PlannedRun
 from hlat.planner import resolve_defaults
-from hlat.runtime.errors import PlanError
+from hlat.runtime.errors import DataError, PlanError
 from hlat.sweep import array_script
 from tests.support.reporting import event, line, write_lines, write_run
 
@@ -189,6 +189,15 @@ def test_a_loss_that_is_not_finite_counts_as_missing(question: LadderQuestion, m
     assert " nan " in report.lines()[6]
     monkeypatch.setattr(trains, "run_hlat", lambda *words, **more: pytest.fail("it has been trained"))
     run_ladder(plan, lambda text: None)
+
+
+def test_a_damaged_line_is_named_and_the_run_is_not_taken_for_one_that_has_not_begun(question: LadderQuestion):
+    plan = plan_ladder(question)
+    pretend(plan)
+    file = plan.folder_of(plan.runs[0]) / "metrics.jsonl"
+    file.write_text(file.read_text().replace("{", "", 1))
+    with pytest.raises(DataError, match=r"metrics.jsonl, line 1: .* is not a JSON object"):
+        read_results(plan)
 
 
 def test_a_folder_with_another_run_is_refused(question: LadderQuestion):

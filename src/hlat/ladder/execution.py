@@ -19,7 +19,7 @@ from hlat.draft import time_text
 from hlat.forecast import Ladder, LadderRun, read_ladder, sizes_of, write_ladder
 from hlat.ladder.planned_runs import PlannedRun, places
 from hlat.ladder.record import LadderPlan, changed, loss_settings
-from hlat.reporting import RunRecord, active_seconds, read_run
+from hlat.reporting import RunRecord, active_seconds, is_run, read_run
 from hlat.runtime.errors import CheckpointError, DataError, NumericsError, PlanError, StorageError
 from hlat.runtime.storage.run_folder import RECIPE_NAME
 from hlat.runtime.terminal import NAMED, listed
@@ -59,6 +59,7 @@ def run_ladder(plan: LadderPlan, say: Say, *, only: int | None = None, options: 
 
     Raises:
         PlanError: a folder has a run with other settings.
+        DataError: a line of a run's records is damaged.
     """
     read_results(plan)  # before the first step, a folder with another run is refused
     codes = dict[str, int]()
@@ -184,10 +185,7 @@ def _refuse_other(plan: LadderPlan, run: PlannedRun, record: RunRecord) -> None:
 
 
 def _record(folder: Path) -> RunRecord | None:
-    try:
-        return read_run(folder)
-    except DataError:
-        return None
+    return read_run(folder) if is_run(folder) else None
 
 
 def _losses(record: RunRecord) -> dict[int, float]:

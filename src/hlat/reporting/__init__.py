@@ -32,7 +32,7 @@ __getattr__ = lazily(
         "planned_and_actual": "Machines",
         "report": "ReportServer report_page write_report",
         "run_record": "RunRecord active_seconds read_run",
-        "run_status": "RunSummary list_runs",
+        "run_status": "RunSummary is_run list_runs",
         "summary": "summary_markdown",
     },
 )
