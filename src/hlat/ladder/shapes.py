@@ -18,7 +18,7 @@ from hlat.model import count_parameters
 _DEPTHS = (0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # times the depth that keeps the ratio of width to depth
 _WIDTHS = 32  # at most so many, evenly spaced
 _LARGEST = 0.5  # of the target's blocks: a larger model would cost as much as it
-_RATIO_WEIGHT = 1.0  # of a wrong ratio, beside a wrong size: one wrong by 1.2 bent a law (docs/notebook/forecasts.md)
+_RATIO_WEIGHT = 1.0  # of a wrong ratio, beside a wrong size; a precaution, not measured (docs/notebook/forecasts.md)
 
 
 @dataclass(frozen=True)
