@@ -1,6 +1,6 @@
 """Losses of runs whose forecasts were committed before they began: a ladder of each text, then larger models of it.
 
-    python benchmarks/own_forecasts.py FOLDER NAME=TEXT ... --ladder   # 12 small runs of each text: 40 minutes
+    python benchmarks/own_forecasts.py FOLDER NAME=TEXT ... --ladder   # 12 small runs of each text: an hour
     python benchmarks/own_forecasts.py FOLDER NAME=TEXT ...            # forecasts, with the losses that are there
     python benchmarks/own_forecasts.py FOLDER NAME=TEXT ... --train    # 4 larger runs of each text: 50 minutes
 

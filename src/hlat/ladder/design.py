@@ -173,8 +173,8 @@ def _ratios(recipe: Recipe, count: int) -> tuple[float, ...]:
     """Tokens per parameter, from few to many, those of the recipe among them."""
     parameters = count_parameters(recipe.model).total
     own = recipe.total_tokens / parameters
-    # Forecasts of runs with fewer tokens per parameter than their ladder were too low (docs/notebook/forecasts.md). But
-    # runs of the smallest models are to be out of their first steps.
+    # Few forecasts of runs with fewer tokens per parameter than their ladder were tested, and most were too low
+    # (docs/notebook/forecasts.md). But runs of the smallest models are to be out of their first steps.
     possible = 3 * LEAST_STEPS * recipe.tokens_per_step * _SPREAD / _LARGEST / parameters
     least = min(_LEAST_RATIO, max(own, possible))
     most = min(max(own, _RATIOS * least), _MOST_RATIO) if count > 2 else 2 * least

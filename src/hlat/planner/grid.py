@@ -33,7 +33,7 @@ from hlat.planner.report.terminal import table_lines
 from hlat.planner.search import CandidateLayouts, LayoutPrediction, best_layout, fitting_positions, step_seconds
 from hlat.runtime.errors import PlanError
 from hlat.runtime.quantities import rounded_text, short_count
-from hlat.runtime.terminal import wrapped
+from hlat.runtime.terminal import listed, wrapped
 
 _TOKENS, _SEQUENCE, _GLOBAL_BATCH = 1_800_000_000_000, 4096, 1024  # HLAT's runs, arXiv 2404.10630
 _MOST_CELLS = 64
@@ -303,7 +303,8 @@ def _losses(planned: PlanGrid) -> tuple[str, list[list[str]]]:
     known = {name: loss for name, loss in losses.items() if not isinstance(loss, str)}
     rows = [[name, *str(one).split(", "), rounded_text(one.beyond, 2)] for name, one in known.items()]
     captions = [f"Loss by {one.ladder}; FLOPs as times those of the largest" for one in [*known.values()][:1]]
-    captions += [f"No loss: {loss}" for loss in losses.values() if isinstance(loss, str)]
+    refused = [loss for loss in losses.values() if isinstance(loss, str)]
+    captions += [f"No loss: {listed(refused, between=' ')}"] if refused else []
     return ". ".join(captions), [["model", "loss", "4 of 5 runs", "FLOPs"], *rows] if rows else []
 
 
