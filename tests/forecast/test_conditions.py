@@ -83,6 +83,7 @@ def test_losses_that_measure_something_else_are_refused(ladder: Ladder, path: st
         ("schedule.warmup_steps", 100, "schedule.warmup_share"),
         ("schedule.kind", "wsd", "schedule.kind"),
         ("batch.global_batch", 64, "batch.tokens"),
+        ("data.shuffle", False, "data.shuffle"),
         ("precision.mode", "bf16", "precision.mode"),
         ("model.tie_embeddings", True, "model.tie_embeddings"),
         ("model.rope.theta", 5e5, "model.rope"),

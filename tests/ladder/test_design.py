@@ -13,10 +13,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hlat.config import PRESETS, ModelConfig, RecipeError, load_recipe, model_section
+from hlat.config import PRESETS, ModelConfig, Recipe, RecipeError, load_recipe, model_section
 from hlat.config.sections.model import FULL_ATTENTION as FULL
 from hlat.config.sections.model import SLIDING_ATTENTION as SLIDING
 from hlat.forecast import conditions_of
+from hlat.forecast.conditions import differences
 from hlat.ladder import LadderPlan, LadderQuestion, design_lines, plan_ladder
 from hlat.ladder.cost import Speed, Speeds, measure
 from hlat.ladder.design import LEAST_STEPS, Axes, candidates, draw, target_recipe
@@ -301,6 +302,15 @@ def test_an_open_rate_is_one_for_each_size(tmp_path: Path):
     own = {load_recipe(scaled.source, [*scaled.words, *run.overrides]).optimizer.lr
            for run in next(candidates(scaled, Axes())) if run.parent is None}  # fmt: skip
     assert own == {scaled.recipe.optimizer.lr}, "the rule scales it"
+    # A run of another length chooses another rate, as the sizes of the ladder did. Scaled ones all have the target's.
+    longer = ("training.tokens=2B",)
+    assert "optimizer.lr" not in [one.field for one in differences(goal.conditions, target_of(goal, longer))]
+    assert "optimizer.lr" in [one.field for one in differences(scaled.conditions, target_of(scaled, longer))]
+
+
+def target_of(ladder: Target, words: tuple[str, ...]) -> Recipe:
+    """The recipe of a ladder with other words, as its run has it."""
+    return target_recipe(ladder.source, (*ladder.words, *words)).recipe
 
 
 def test_the_warm_up_of_a_short_run_does_not_vanish(tmp_path: Path):

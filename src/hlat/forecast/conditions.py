@@ -23,6 +23,7 @@ _SIZES = (
     *("coalesce", "max_sequence_length"),  # not sizes: neither changes a loss
 )
 _INCOMPARABLE = ("data.", "model.vocab_size")
+_ORDER = ("data.mode", "data.shuffle")  # when a sample comes, not what is measured
 _CHOSEN = {"optimizer.lr": "optimizer.lr", "schedule.warmup_share": "schedule.warmup_steps"}
 """Field of the recipe by condition, where a run chooses what the recipe does not give."""
 
@@ -60,7 +61,7 @@ def differences(conditions: Mapping[str, Any], recipe: Recipe) -> list[Differenc
     """Return the conditions of a ladder that a recipe does not meet, those that matter most first."""
     ours = conditions_of(recipe)
     found = [
-        Difference(name, value, ours.get(name), name.startswith(_INCOMPARABLE))
+        Difference(name, value, ours.get(name), name.startswith(_INCOMPARABLE) and name not in _ORDER)
         for name, value in conditions.items()
         if value != ours.get(name) and not _is_open(name, recipe, (value, ours.get(name)))
     ]
@@ -88,6 +89,8 @@ def _data(recipe: Recipe) -> dict[str, Any]:
     trained = None if tokenizer.path else [tokenizer.train, tokenizer.vocab_size, tokenizer.train_bytes]
     validation = {**_json(data.validation), "path": _own_name(data.validation.path)}
     return {
+        "data.mode": data.mode,
+        "data.shuffle": data.shuffle,
         "data.text": list(_texts(recipe)),
         "data.phases": [_json(phase) for phase in data.phases],
         "data.duplicates": data.duplicates,

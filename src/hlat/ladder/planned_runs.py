@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config import Recipe
+from hlat.forecast import conditions_of
 from hlat.ladder.shapes import Shape
 from hlat.model import flops_per_token
 from hlat.planner import peak_rate
@@ -37,6 +38,19 @@ class Target:
     words: tuple[str, ...]  # overrides
     chosen: frozenset[str] = frozenset()  # fields of these values: they depend on the length of the run
     validation_tokens: int | None = None  # of one validation; None if the text is not prepared yet
+
+    @property
+    def chooses_rates(self) -> bool:
+        """True if each size has a peak rate of its own; a transfer rule scales one rate itself."""
+        return "optimizer.lr" in self.chosen and getattr(self.recipe.optimizer, "transfer", "none") == "none"
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """What another run must share with the ladder: a rate that was chosen for each size is not one value."""
+        found = conditions_of(self.recipe)
+        if self.chooses_rates:
+            del found["optimizer.lr"]
+        return found
 
 
 @dataclass(frozen=True)
@@ -110,8 +124,8 @@ def _common_fields(target: Target, shape: Shape, lengths: Sequence[int]) -> dict
     """Return the fields that all runs of a size share."""
     recipe = target.recipe
     rate = recipe.optimizer.lr
-    if "optimizer.lr" in target.chosen and getattr(recipe.optimizer, "transfer", "none") == "none":
-        # One for all lengths, of which a wsd run has several. A transfer rule scales one rate itself.
+    if target.chooses_rates:
+        # One for all lengths, of which a wsd run has several.
         tokens = sqrt(lengths[0] * lengths[-1]) * recipe.tokens_per_step
         per_token = flops_per_token(shape.of(recipe.model), recipe.data.sequence_length)
         rate = peak_rate(per_token * tokens, tokens, trained=False)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from hlat.data import ProgressCallback, prepare_recipe_data
 from hlat.draft import time_text
-from hlat.forecast import conditions_of
 from hlat.ladder.cost import Speed, measure, probe_run
 from hlat.ladder.design import Axes, candidates, draw, refuse_undetermined, target_recipe
 from hlat.ladder.planned_runs import PlannedRun, Target
@@ -84,7 +83,7 @@ def plan_ladder(
         return draw(candidates(known, axes), lambda run: run.own_flops, flops, "--flops", "{:.2g} FLOPs".format)
 
     def plan_of(runs: Sequence[PlannedRun]) -> LadderPlan:
-        return LadderPlan(target, folder, tuple(runs), conditions_of(target.recipe))
+        return LadderPlan(target, folder, tuple(runs), target.conditions)
 
     # What cannot be done is said before text is prepared, without the FLOPs of validations.
     plan = plan_of(drawn(target))

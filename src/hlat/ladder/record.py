@@ -95,7 +95,9 @@ def read_plan(target: Target, folder: Path, asked: Mapping[str, Any]) -> LadderP
     # Earlier versions recorded the horizon in steps, although it is scaled as the length.
     recipe = {"schedule.horizon_share": conditions.get("schedule.horizon_share"), **recipe}
     recipe.pop("schedule.horizon_steps", None)
-    problems = changed(recipe, _design_settings(target))
+    now = _design_settings(target)
+    recipe = {**{name: now[name] for name in ("data.mode", "data.shuffle")}, **recipe}  # nor these
+    problems = changed(recipe, now)
     problems += [
         f"--{name} is {value}, and was {drawn_for.get(name) or _ABSENT}"
         for name, value in asked.items()
