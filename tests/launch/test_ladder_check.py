@@ -1,6 +1,7 @@
 """``hlat check`` reads the ladder that a recipe names, and says what stops the run that it would forecast."""
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,16 @@ import pytest
 
 from hlat.config import Recipe, RecipeError
 from hlat.config.load import parse_recipe
-from hlat.forecast import Ladder, LadderRun, ScalingLaw, conditions_of, sizes_of, write_ladder
+from hlat.forecast import (
+    Ladder,
+    LadderRun,
+    ScalingLaw,
+    conditions_of,
+    read_ladder,
+    sizes_of,
+    write_forecast,
+    write_ladder,
+)
 from hlat.launch.start_examination import StartReport, load_and_check
 from hlat.launch.start_place import Here
 
@@ -20,6 +30,7 @@ def content(corpus: Path, folder: Path, **sections: Any) -> dict[str, Any]:
         "data": {"path": str(corpus), "sequence_length": 64, "validation": {"by": "tail"}},
         "batch": {"global_batch": 8, "micro_batch": 8},
         "training": {"steps": 10},
+        "optimizer": {"lr": 1e-3},
     }
     return {name: {**base.get(name, {}), **sections.get(name, {})} for name in {**base, **sections}}
 
@@ -41,7 +52,10 @@ def write(folder: Path, recipe: Recipe, runs: int = 9) -> None:
 def test_a_ladder_that_forecasts_the_run_passes(corpus: Path, tmp_path: Path) -> None:
     sections = content(corpus, tmp_path)
     write(tmp_path, parse_recipe(sections))
-    assert check(sections).recipe.run.ladder == str(tmp_path)
+    report, end = check(sections), read_ladder(tmp_path).forecast_recipe(parse_recipe(sections)).end
+    (note,) = report.notes
+    assert note.kind == "note" and f"validation loss {end.loss:.3f} at the end" in note.text
+    assert report.before_training == ()  # the run says it, when it registers its forecast
 
 
 @pytest.mark.parametrize(("runs", "reason"), [(0, "no ladder can be read there"), (3, "determines no law.*train 2")])
@@ -58,8 +72,8 @@ def test_a_ladder_that_forecasts_nothing_is_refused(corpus: Path, tmp_path: Path
 def test_a_ladder_of_another_text_is_refused_and_of_another_rate_told(corpus: Path, tmp_path: Path) -> None:
     sections = content(corpus, tmp_path)
     write(tmp_path, parse_recipe({**sections, "optimizer": {"lr": 1e-4}}))
-    (note,) = check({**sections, "optimizer": {"lr": 2e-4}}).notes
-    assert note.rule == "ladder" and "optimizer.lr is 0.0002, and 0.0001 in the ladder" in note.text
+    _, note = check({**sections, "optimizer": {"lr": 2e-4}}).notes
+    assert note.kind == "warning" and "optimizer.lr is 0.0002, and 0.0001 in the ladder" in note.text
     write(tmp_path, parse_recipe(content(corpus, tmp_path, data={"sequence_length": 32})))
     with pytest.raises(RecipeError, match=r"data\.sequence_length is 64, and 32 in the ladder") as refused:
         check(sections)
@@ -78,9 +92,18 @@ def test_text_that_is_read_often_is_told_since_the_law_is_of_new_text(corpus: Pa
 
 
 def test_a_run_that_has_its_forecast_needs_no_ladder(corpus: Path, tmp_path: Path) -> None:
+    sections = content(corpus, tmp_path)
+    write(tmp_path, parse_recipe(sections))
+    forecast = read_ladder(tmp_path).forecast_recipe(parse_recipe(sections))
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "forecast.json").write_text("{}")
-    assert check(content(corpus, tmp_path))
+    write_forecast(tmp_path / "run", forecast, datetime.now(UTC))
+    (tmp_path / "ladder.json").unlink()
+    (note,) = check(sections).notes
+    assert f"by ladder {forecast.ladder}" in note.text
+    edited = (tmp_path / "run" / "forecast.json").read_text().replace(f'"tokens": {forecast.tokens}', '"tokens": 7')
+    (tmp_path / "run" / "forecast.json").write_text(edited)
+    with pytest.raises(RecipeError, match="edited after it was written"):
+        check(sections)
 
 
 @pytest.mark.parametrize(

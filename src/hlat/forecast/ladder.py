@@ -76,6 +76,13 @@ class Forecast:
     written: str = ""  # when it was registered, ISO 8601
     tasks: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)  # accuracy, low and high of 4 of 5
 
+    @property
+    def words(self) -> str:
+        """Loss at the end with its range, and the ladder."""
+        end = self.end
+        range_ = f"{end.low:.3f} to {end.high:.3f} in 4 of 5 runs"
+        return f"validation loss {end.loss:.3f} at the end, {range_}, by ladder {self.ladder}"
+
 
 @dataclass(frozen=True)
 class Ladder:

@@ -88,22 +88,26 @@ _MOST_PASSES = 4  # over the same text that help nearly as much as new text (Mue
 
 
 def check_ladder(place: StartPlace) -> Iterator[Problem | SettingNote]:
-    """Yield a ladder that cannot forecast this run, or not well; a run that has its forecast does not read it again."""
+    """Yield the forecast of a run by its ladder, and what is wrong with either; a registered one needs no ladder."""
     recipe, folder = place.recipe, place.run_dir
     if recipe is None or folder is None or recipe.run.ladder is None:
         return
-    from hlat.forecast import FORECAST_FILE, recipe_forecast  # noqa: PLC0415 - fits with numpy, where there is a ladder
+    from hlat.forecast import read_forecast, recipe_forecast  # noqa: PLC0415 - fits with numpy, where there is a ladder
 
-    if (folder / FORECAST_FILE).exists():
+    try:
+        known = read_forecast(folder)
+        forecast = known or recipe_forecast(recipe)
+    except PlanError as error:
+        yield Problem("run.ladder", str(error), "", recipe.run.ladder, True)
         return
+    yield SettingNote(FORECAST_NOTE, f"run.ladder: {forecast.words}.", kind="note")
+    if known is not None:
+        return
+    yield from (SettingNote(FORECAST_NOTE, f"run.ladder: {each}.") for each in forecast.warnings)
     tokens = place.inputs.training_tokens
     if tokens and (passes := recipe.total_tokens / tokens) > _MOST_PASSES:
         reason = f"text is read {passes:.1f} times, and the law of a ladder is of new text: expect a higher loss"
         yield SettingNote("ladder", f"run.ladder: {reason}.")
-    try:
-        yield from (SettingNote("ladder", f"run.ladder: {each}.") for each in recipe_forecast(recipe).warnings)
-    except PlanError as error:
-        yield Problem("run.ladder", str(error), "", recipe.run.ladder, True)
 
 
 def check_written_folders(place: StartPlace) -> Iterator[Problem]:
@@ -340,7 +344,7 @@ def _gib(size: float) -> str:
     return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
 
 
-VALIDATION_NOTE, TOKENIZER_NOTE = "validation", "tokenizer"
+VALIDATION_NOTE, TOKENIZER_NOTE, FORECAST_NOTE = "validation", "tokenizer", "forecast"
 """Rules of the notes about little validation text, and about text that is lost in tokens."""
 # Passes over the text from which more of them teach next to nothing: Muennighoff et al. 2023, arXiv 2305.16264, by
 # whose law repeated tokens are worth little after 16 epochs, and nearly as much as new ones up to 4

@@ -36,6 +36,7 @@ from hlat.config import (
     own_parts,
 )
 from hlat.launch.start_checks import (
+    FORECAST_NOTE,
     START_CHECKS,
     TOKENIZER_NOTE,
     VALIDATION_NOTE,
@@ -71,8 +72,8 @@ class StartReport:
 
     @property
     def before_training(self) -> tuple[SettingNote, ...]:
-        """Notes without those that the run gives itself, with exact numbers, once its text is prepared."""
-        exact = {TOKENIZER_NOTE} | ({VALIDATION_NOTE} if self.recipe.data.mode == "prepared" else set())
+        """Notes without those that the run gives itself once its text is prepared."""
+        exact = {TOKENIZER_NOTE, FORECAST_NOTE} | ({VALIDATION_NOTE} if self.recipe.data.mode == "prepared" else set())
         return tuple(note for note in self.notes if note.rule not in exact)
 
 

@@ -120,10 +120,7 @@ class ForecastComparison(TrainingComponent):
                 f"{recipe.run_dir}/forecast.json is not the forecast that this run registered at {earlier.get('time')}."
                 " Restore that file, or give run.ladder=null to go on without a forecast."
             )
-        tracker.message(
-            f"forecast: validation loss {end.loss:.3f} at the end, {end.low:.3f} to {end.high:.3f} in 4 of 5 runs, by "
-            f"ladder {known.ladder} ({recipe.run.ladder}), registered {known.written}"
-        )
+        tracker.message(f"forecast: {known.words} ({recipe.run.ladder}), registered {known.written}")
         for warning in known.warnings:
             tracker.warn(f"forecast: {warning}")
         if known.tokens == recipe.total_tokens and math.isclose(known.sizes[known.kind], sizes_of(recipe)[known.kind]):
