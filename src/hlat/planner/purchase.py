@@ -389,11 +389,12 @@ def _determined(run: SizedRun) -> SizedRun:
     if span is None or span.is_determined:
         return run
     flops = f"{run.flops:.2g}".replace("e+", "e")
+    ends = "hlat knows shapes of {} to {}; more runs do not change that".format(*map(short_count, span.shapes))
+    more = "add runs to the ladder: larger ones, and unlike sizes for the same compute"
     raise PlanError(
-        f"the ladder does not determine the size for {flops} FLOPs: 4 of 5 laws that fit "
-        f"it as well want {span} parameters. A choice needs a range of {WIDEST_SIZES:g} times at most, within the "
-        "shapes that hlat knows. Name a --model, leave --ladder out, or add runs to the ladder: larger ones, and "
-        "unlike sizes for the same compute"
+        f"the ladder does not determine the size for {flops} FLOPs: 4 of 5 laws that fit it as well want {span} "
+        f"parameters. A choice needs a range of {WIDEST_SIZES:g} times at most, within the shapes that hlat knows. "
+        f"Name a --model, leave --ladder out, or {f'ask for other FLOPs: {ends}' if span.at_edge else more}"
     )
 
 

@@ -62,7 +62,12 @@ class SizeRange(NamedTuple):
 
     low: float
     high: float
-    at_edge: bool  # some want less than the smallest shape, or more than the largest
+    shapes: tuple[float, float]  # parameters of the smallest shape that hlat knows, and of the largest
+
+    @property
+    def at_edge(self) -> bool:
+        """True if some want less than the smallest shape, or more than the largest."""
+        return self.low <= self.shapes[0] or self.high >= self.shapes[1]
 
     @property
     def is_determined(self) -> bool:
@@ -229,8 +234,7 @@ class LadderLaw:
         shapes = _counted_shapes(self.ladder.kind, sequence)
         wanted = [shapes.parameters[_best(law, shapes, flops, generated)] for law in self.ladder.fit.samples]
         low, high = map(float, np.quantile(wanted, (0.1, 0.9)))
-        smallest, largest = map(float, shapes.parameters[[0, -1]])
-        return SizeRange(low, high, low <= smallest or high >= largest)
+        return SizeRange(low, high, (float(shapes.parameters[0]), float(shapes.parameters[-1])))
 
     def forecast(
         self, model: ModelConfig, sequence: int, tokens: int, batch: int, recipe: Recipe | None
