@@ -1,8 +1,8 @@
 """Losses of runs whose forecasts were committed before they began: a ladder of each text, then larger models of it.
 
-    python benchmarks/own_forecasts.py FOLDER NAME=TEXT ... --ladder   # 12 small runs of each text: an hour
+    python benchmarks/own_forecasts.py FOLDER NAME=TEXT ... --ladder   # 12 small runs of each text: 50 minutes
     python benchmarks/own_forecasts.py FOLDER NAME=TEXT ...            # forecasts, with the losses that are there
-    python benchmarks/own_forecasts.py FOLDER NAME=TEXT ... --train    # 4 larger runs of each text: 50 minutes
+    python benchmarks/own_forecasts.py FOLDER NAME=TEXT ... --train    # 2 larger runs of each text: 50 minutes
 
 Times are of one core. ``own_forecasts.yaml`` is the recipe. Each command goes on where it was stopped. A run of its
 targets registers the same forecast by ``run.ladder``; the table says if its file does not agree.
@@ -23,9 +23,9 @@ from hlat.sweep import run_hlat
 from results import Recorder
 
 RECIPE = Path(__file__).with_suffix(".yaml")
-LADDER = ("--sizes", "w64,w96,w128,w160", "--tokens", "3,6,12", "--budget", "90min")
-TARGETS = ((192, 5, 4_000_000), (256, 6, 2_000_000), (320, 8, 1_000_000), (320, 8, 4_000_000))
-"""Width, layers and tokens: 2.5, 5 and 10 million parameters."""
+LADDER = ("--sizes", "0.44M,0.73M,1.42M,2.46M", "--tokens", "0.8,1.6,3.2", "--budget", "3h")
+TARGETS = ((256, 6, 4_000_000), (320, 8, 3_000_000))
+"""Width, layers and tokens: 5 and 10 million parameters."""
 
 
 def words_of(folder, name, text, width, layers, tokens):
