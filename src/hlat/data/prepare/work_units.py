@@ -38,7 +38,7 @@ from hlat.data.documents import (
     tokenize_contents,
     tokens_from_bytes,
 )
-from hlat.data.stores.local_files import CHECKSUM_KEY, checksum_matches, with_checksum
+from hlat.data.stores.local_files import checksum_matches, with_checksum
 from hlat.data.tokenizers.base import TokenIdArray, Tokenizer
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.local_files import write_atomic
@@ -212,7 +212,7 @@ def read_index(folder: Path, number: int) -> UnitIndex | None:
     file = index_file(folder, number)
     try:
         stored = json.loads(file.read_bytes())
-        if CHECKSUM_KEY in stored and not checksum_matches(stored):  # earlier versions wrote indexes without a checksum
+        if not checksum_matches(stored):
             raise ValueError("its content does not match the checksum in it")
         splits = {split: _decode_split_index(stored["splits"][split]) for split in SPLITS}
         hashes = np.frombuffer(base64.b64decode(stored["hashes"]), dtype="<u8").reshape(-1, 2)

@@ -6,7 +6,7 @@
     block index --checksum--> file                    (if the text is tokenized while training)
 
 These checks run whenever data is opened, so they read no tokens; prepare/verification.py verifies the content of the
-shards. An error in any field that decides samples is found here even in a manifest without a checksum.
+shards. An error in any field that decides samples is found here, whatever its checksum says.
 
 data.unreadable_rows is not among the settings: with any value, the result is the same, or preparation fails.
 """

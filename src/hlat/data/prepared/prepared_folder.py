@@ -43,10 +43,6 @@ from hlat.runtime.terminal import listed
 _MAX_PROBLEMS = 20  # problems that a message lists
 _COMPARED_BYTES = 1 << 30  # largest split that is compared with its checksums before every run: about a second
 _COUNTED_TOKENS = 1 << 22  # of which the bytes are added up at once
-_NO_CHECKSUM = (
-    f"{MANIFEST_FILE} has no checksum of its own, because an earlier version wrote it: hlat data prepare with this "
-    "recipe verifies all of the data and adds it."
-)
 
 
 @dataclass(frozen=True)
@@ -86,11 +82,6 @@ class PreparedData:
     def notes(self) -> list[str]:
         """Sentences for the user about this preparation, and about how it was opened."""
         return [*self.manifest.notes, *self.opening_notes]
-
-    @property
-    def advice(self) -> list[str]:
-        """Sentences for the user on how to improve the folder."""
-        return [] if self.manifest.has_checksum else [_NO_CHECKSUM]
 
     @property
     def train_tokens(self) -> int:
