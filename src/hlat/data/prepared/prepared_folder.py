@@ -20,7 +20,6 @@ from hlat.config import DataConfig
 from hlat.data.documents import SPLITS, Split
 from hlat.data.prepared.bad_rows import too_many_bad_rows
 from hlat.data.prepared.consistency import (
-    changed_ids,
     content_problems,
     content_settings,
     document_boundaries,
@@ -217,10 +216,6 @@ def open_prepared(dir: str | Path, config: DataConfig | None = None) -> Prepared
     # Before content is looked at: files are mapped by the sizes in the manifest.
     _refuse(folder, list(size_problems(folder, manifest)))
     tokenizer = load_saved(folder / TOKENIZER_FOLDER)
-    if reason := changed_ids(manifest, tokenizer):
-        raise DataError(
-            f"{folder}: {reason}. Finish its runs with that version, or delete {folder}, prepare again and begin anew."
-        )
     try:
         _refuse(folder, [*tokenizer_problems(manifest, tokenizer), *content_problems(folder, manifest)])
     except OSError as error:

@@ -146,9 +146,6 @@ class Tokenizer(ABC):
     bos_id: int | None
     files: dict[str, bytes]  # content by name of every file that ``transformers.AutoTokenizer`` needs
     left_out: Sequence[str] = ()  # what of the given files is not used, a phrase each, such as "its BPE dropout"
-    not_exported: str = ""  # why a model with this tokenizer cannot be exported, and what would work; empty if it can
-    # Why earlier versions gave other ids, and the file of which they took the hash; None if not.
-    ids_changed: tuple[str, bytes] | None = None
     _more_identity: bytes = b""
 
     unknown_id: int | None = None  # id of the token for text that the vocabulary does not have; None for no such token
@@ -225,16 +222,9 @@ class Tokenizer(ABC):
     @cached_property
     def sha256(self) -> str:
         """Identity of the tokenizer: a hash of everything that decides the ids."""
-        return self._hash(self.files.get("tokenizer.model") or self.files["tokenizer.json"], self._more_identity)
-
-    @cached_property
-    def earlier_sha256(self) -> str | None:
-        """Identity that earlier versions, with other ids, gave to the same files; None if the same."""
-        return None if self.ids_changed is None else self._hash(self.ids_changed[1])
-
-    def _hash(self, *parts: bytes) -> str:
+        file = self.files.get("tokenizer.model") or self.files["tokenizer.json"]
         numbers = json.dumps([self.eos_id, self.vocab_size]).encode()
-        return hashlib.sha256(b"".join((*parts, numbers))).hexdigest()
+        return hashlib.sha256(b"".join((file, self._more_identity, numbers))).hexdigest()
 
     def save(self, folder: Path) -> None:
         """Write the files for ``transformers.AutoTokenizer`` and ``load_saved``; OSError if the disk refuses."""

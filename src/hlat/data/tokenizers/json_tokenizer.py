@@ -82,12 +82,6 @@ class JsonTokenizer(Tokenizer):
             return content
         if steady is not self._description:  # ids would be random, and others at each start
             self.left_out = ("its BPE dropout",)
-            self.ids_changed = "BPE dropout made the ids random, and is not used now", content
-        else:
-            reason = (
-                "texts with a token that only tokenizer_config.json names special had it, now they have its letters"
-            )
-            self.ids_changed = reason, content
         content = json.dumps(mended, indent=2, ensure_ascii=False).encode()
         self._tokenizer, self._description = parse_tokenizer_json(content, where)
         return content
