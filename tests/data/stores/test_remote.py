@@ -29,9 +29,9 @@ from hlat.data.corpus_files import list_files
 from hlat.data.online.loader import OnlineData
 from hlat.data.online.prepare import prepare_online
 from hlat.data.prepare.preparation import prepare
+from hlat.data.source_file import prefetch_in_order
 from hlat.data.stores import remote
 from hlat.data.stores import remote as retries
-from hlat.data.stores.fetching import prefetch_in_order
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage import object_stores as fsspec_backends
 from hlat.runtime.version import install_command

@@ -41,9 +41,8 @@ from hlat.data.formats.rows import RowError
 from hlat.data.prepare.work_units import CorpusPosition, UnitIndex, UnitSpan, WorkUnit
 from hlat.data.prepared.bad_rows import BadRowCounter
 from hlat.data.prepared.consistency import TAILS
-from hlat.data.source_file import SourceFile, read_beginnings
+from hlat.data.source_file import SourceFile, prefetch_in_order, read_beginnings
 from hlat.data.source_listing import more
-from hlat.data.stores.fetching import prefetch_in_order
 from hlat.data.stores.local_files import checksum_matches, with_checksum
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.load import describe_tokenizer, load_saved, load_tokenizer
