@@ -48,7 +48,6 @@ from hlat.data.prepared.manifest import (
     WORK_VERSION,
     DataManifest,
     QuarantineRecord,
-    ShardRecord,
     SourceRecord,
     SourceRows,
     SourceTokens,
@@ -202,7 +201,6 @@ class UnitMerger:
         self._quarantine = QuarantineWriter(out, files)
         self._shards = {split: ShardWriter(out, split, config.shard_tokens, dtype, consume) for split in SPLITS}
         self._documents = {split: BoundaryWriter(out / documents_file(split)) for split in SPLITS}
-        self._itemsize = np.dtype(dtype).itemsize
         self.position = 0
 
     def __enter__(self) -> "UnitMerger":
@@ -256,17 +254,13 @@ class UnitMerger:
         counts.update(documents=int(kept.sum()), tokens=lengths, text_bytes=text_bytes)
 
     def _record(self, split: Split) -> SplitRecord:
-        shards = [
-            ShardRecord(file=shard.name, tokens=shard.tokens, bytes=shard.tokens * self._itemsize, sha256=shard.sha256)
-            for shard in self._shards[split].close()
-        ]
         kept = self._kept[split]
         return SplitRecord(
             documents=self._documents[split].documents,
             tokens=self._shards[split].position,
             text_bytes=sum(counts["text_bytes"] for counts in kept.values()),
             sources=[SourceTokens(source=s, **counts) for s, counts in kept.items() if counts["documents"]],
-            shards=shards,
+            shards=self._shards[split].close(),
             documents_file=documents_file(split),
             documents_sha256=self._documents[split].close(),
         )
