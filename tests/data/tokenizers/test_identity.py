@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hlat.data.prepared.consistency import tokenizer_problems
-from hlat.data.tokenizers.json_tokenizer import JsonTokenizer
+from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.load import check_export, load_saved, load_tokenizer, vocabulary_texts
 from hlat.runtime.errors import DataError
 from tests.support.data.tokenizer_kinds import EOS, TEXTS, byte_bpe, spm
@@ -47,8 +47,8 @@ def test_a_token_that_the_configuration_makes_special_is_in_the_identity(tmp_pat
     made["added_tokens"].append({**made["added_tokens"][0], "content": "<mark>", "special": False})
     made["added_tokens"][-1]["id"] = max(*ids, made["added_tokens"][0]["id"]) + 1
     content = json.dumps(made).encode()
-    without = JsonTokenizer(content, None, EOS)
-    ours = JsonTokenizer(content, {"eos_token": EOS, "extra_special_tokens": {"mark_token": "<mark>"}}, eos)
+    without = Tokenizer(content, None, EOS)
+    ours = Tokenizer(content, {"eos_token": EOS, "extra_special_tokens": {"mark_token": "<mark>"}}, eos)
     assert without.sha256 == _hash_of_file(content, without)
     assert len(without.encode("a<mark>")) < len(ours.encode("a<mark>"))
     assert ours.sha256 != _hash_of_file(content, ours)
@@ -61,13 +61,13 @@ def test_dropout_is_in_the_identity() -> None:
     """With it ids would be random: data that was prepared so is not data of the tokenizer without it."""
     made = json.loads(byte_bpe().to_str())
     content = json.dumps(made | {"model": made["model"] | {"dropout": 0.1}}).encode()
-    ours = JsonTokenizer(content)
+    ours = Tokenizer(content)
     assert "not the tokenizer" in _problems(ours, _hash_of_file(content, ours))
 
 
 def test_an_export_with_other_ids_is_refused() -> None:
     """Witness: a vocabulary of which two tokens are exchanged in the file."""
-    ours = JsonTokenizer(byte_bpe().to_str().encode())
+    ours = Tokenizer(byte_bpe().to_str().encode())
     check_export(ours, TEXTS)
     check_export(ours, vocabulary_texts(ours))
     made = json.loads(ours.files["tokenizer.json"])

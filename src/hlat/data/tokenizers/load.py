@@ -20,7 +20,7 @@ import tokenizers
 
 from hlat.data.stores.remote import local_path
 from hlat.data.tokenizers.base import Tokenizer
-from hlat.data.tokenizers.json_tokenizer import read_json_tokenizer
+from hlat.data.tokenizers.char_tokenizer import read_json_tokenizer
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.hub import TOKENIZER_FILES, HubError, HubModel
 from hlat.runtime.storage.local_files import read_small_file, recognize

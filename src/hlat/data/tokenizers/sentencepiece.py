@@ -23,8 +23,8 @@ from typing import Any
 
 import tokenizers
 
-from hlat.data.tokenizers.base import CHUNK_CHARS, cut_text
-from hlat.data.tokenizers.json_tokenizer import JsonTokenizer
+from hlat.data.tokenizers.base import CHUNK_CHARS, Tokenizer
+from hlat.data.tokenizers.cutting import cut_text
 from hlat.data.tokenizers.sentencepiece_convert import is_plain, parse_model, to_tokenizer_json
 from hlat.data.tokenizers.tokenizer_files import DEFAULT_CONFIG
 from hlat.runtime.errors import DataError
@@ -47,7 +47,7 @@ _COMPARED = (
 )
 
 
-class SentencePieceTokenizer(JsonTokenizer):
+class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model, run as the tokenizer.json that it is converted to.
 
     ``eos_token`` is the piece that ends a document; "auto" for the model's own; None for none. ``where`` names the file
