@@ -304,9 +304,7 @@ def prepare_recipe_data(
     return prepare_online(data, recipe.prepared_dir, validation_tokens, progress)
 
 
-def prepare_validation_sets(
-    recipe: Recipe, prepared: PreparedData, *, progress: ProgressCallback | None = None
-) -> None:
+def prepare_validation_sets(recipe: Recipe, prepared: PreparedData) -> None:
     """Prepare the sets of ``evaluation.sets`` in the run's folder; return at once if this has been done before.
 
     They share the tokenizer and the columns of ``prepared``. DataError if a set cannot be used or its folder contains
@@ -325,7 +323,7 @@ def prepare_validation_sets(
                 "sequence_length": recipe.data.sequence_length,
             }
         )
-        prepare(data, _set_folder(recipe, name), workers=1, progress=progress)
+        prepare(data, _set_folder(recipe, name), workers=1)
 
 
 def open_validation_sets(recipe: Recipe, *, compare: bool = True) -> dict[str, PreparedData]:

@@ -70,7 +70,7 @@ class SourceTokens(StrictRecord):
     source: SourceIndex
     documents: Count
     tokens: Count
-    text_bytes: Count | None = None  # earlier versions counted them for the split only
+    text_bytes: Count
 
 
 class SplitRecord(StrictRecord):

@@ -108,10 +108,7 @@ class PreparedData:
             return [(1.0, 1.0)] * len(record.sources)
         ends = np.cumsum([each.tokens for each in record.sources]).tolist()
         spelled = [self._spelled(split, end - each.tokens, end) for each, end in zip(record.sources, ends, strict=True)]
-        shared = record.text_bytes / max(sum(spelled), 1)  # of data from earlier versions, which counted the split only
-        counted = [each.text_bytes for each in record.sources]
-        pairs = zip(counted, spelled, strict=True)
-        return [(count * shared if text is None else text, max(count, 1)) for text, count in pairs]
+        return [(each.text_bytes, max(count, 1)) for each, count in zip(record.sources, spelled, strict=True)]
 
     def _spelled(self, split: Split, start: int, stop: int) -> int:
         """Add up the bytes that tokens spell."""
