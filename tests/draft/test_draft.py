@@ -18,8 +18,8 @@ from hlat.model.counts import count_parameters, flops_per_token
 from hlat.runtime.errors import DataError
 
 GIB = 2**30
-LAPTOP = Machine("cpu", "a laptop", 1, 1e11, 8 * GIB, False, True)
-EIGHT = Machine("cuda", "NVIDIA H100 80GB HBM3", 8, 989e12, 80 * GIB, True, False)
+LAPTOP = Machine("a laptop", 1, 1e11, 8 * GIB, True)
+EIGHT = Machine("NVIDIA H100 80GB HBM3", 8, 989e12, 80 * GIB, False)
 
 
 def chinese(count: int) -> list[str]:
