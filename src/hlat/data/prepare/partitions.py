@@ -30,7 +30,7 @@ from hlat.data.corpus_files import CACHE_FOLDER, describe_corpus_changes, hash_f
 from hlat.data.prepare.corpus import (
     Corpus,
     ProgressCallback,
-    ShortSources,
+    SourceTails,
     SplitPlan,
     make_tokenizer,
     plan_split,
@@ -228,11 +228,10 @@ def train_tokenizer(config: DataConfig, folder: str | Path, progress: ProgressCa
     work = target.with_name(f"{target.name}.work")
     with convert_disk_errors(target, "--to"):
         work.mkdir(parents=True, exist_ok=True)
-        (work / "characters.json").unlink(missing_ok=True)  # left by a run that was killed, perhaps on another corpus
         files = list_files(config, work)
         check_first_bytes(files, config.unreadable_rows)
         corpus = Corpus(files, range(len(files)), config.unreadable_rows)
-        plan = plan_split(config, corpus, short_sources(config, corpus), work / "characters.json", report)
+        plan = plan_split(config, corpus, short_sources(config, corpus), report)
         tokenizer, _ = make_tokenizer(config, corpus, plan, target, report)
         sync_to_disk(target.parent)
         shutil.rmtree(work, ignore_errors=True)
@@ -258,10 +257,10 @@ def _refuse_other_partition(
 
 
 def _build_partition(
-    staging: StagingFolder, corpus: Corpus, short: ShortSources, part: int, parts: int
+    staging: StagingFolder, corpus: Corpus, short: SourceTails, part: int, parts: int
 ) -> PartitionRecord:
     """Tokenize all units of a partition, and write its record, in the staging folder."""
-    plan = plan_split(staging.config, corpus, short, staging.characters, staging.report)
+    plan = plan_split(staging.config, corpus, short, staging.report)
     tokenizer, _ = make_tokenizer(staging.config, corpus, plan, staging.out / TOKENIZER_FOLDER, staging.report)
     units = position = 0  # from the first on without a gap, and the bytes of the partition that they cover
 

@@ -24,7 +24,7 @@ from hlat.data.corpus_files import CACHE_FOLDER, describe_corpus_changes, hash_f
 from hlat.data.prepare.corpus import (
     Corpus,
     ProgressCallback,
-    ShortSources,
+    SourceTails,
     SplitPlan,
     make_tokenizer,
     plan_split,
@@ -138,9 +138,9 @@ def _open_without_corpus(
     return replace(open_prepared(folder, config), opening_notes=(note,))
 
 
-def _build(staging: StagingFolder, corpus: Corpus, short: ShortSources) -> None:
+def _build(staging: StagingFolder, corpus: Corpus, short: SourceTails) -> None:
     config, files = staging.config, corpus.files
-    plan = plan_split(config, corpus, short, staging.characters, staging.report)
+    plan = plan_split(config, corpus, short, staging.report)
     tokenizer, notes = make_tokenizer(config, corpus, plan, staging.out / TOKENIZER_FOLDER, staging.report)
     dtype = token_dtype(tokenizer.vocab_size)
     with UnitMerger(config, files, staging.out, dtype) as merger:

@@ -3,11 +3,10 @@
     units, in order --UnitMerger--> shards, document boundaries, records --complete_staging--> partial/out/
     partial/out/* --publish: rename--> <dir>/*, the manifest last
 
-<dir>/partial/key.json         identity of the preparation: data format, settings, content of every file
-<dir>/partial/hashes.json      hashes of the files
-<dir>/partial/units/           finished units
-<dir>/partial/characters.json  characters of each file, if validation tails have to be found
-<dir>/partial/out/             the result under construction
+<dir>/partial/key.json     identity of the preparation: data format, settings, content of every file
+<dir>/partial/hashes.json  hashes of the files
+<dir>/partial/units/       finished units
+<dir>/partial/out/         the result under construction
 
 Work of the same preparation is resumed, finished work of another is never deleted. Duplicate documents are counted and
 left out by the merger, because there all units pass in the order of the corpus.
@@ -116,10 +115,6 @@ class StagingFolder:
     @property
     def units(self) -> Path:
         return self.root / "units"
-
-    @property
-    def characters(self) -> Path:
-        return self.root / "characters.json"
 
     @property
     def out(self) -> Path:
