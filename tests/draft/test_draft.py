@@ -54,7 +54,7 @@ def test_size_and_tokens_of_a_corpus_are_those_that_preparing_it_finds(
             assert texts.text_bytes == pytest.approx(whole, rel=0.05)
 
 
-@pytest.mark.parametrize("machine", [LAPTOP, EIGHT], ids=lambda machine: machine.kind)
+@pytest.mark.parametrize("machine", [LAPTOP, EIGHT], ids=lambda machine: machine.name)
 @pytest.mark.parametrize("epoch", [10**6, 10**9, 10**12])
 def test_the_numbers_keep_their_bounds(machine: Machine, epoch: int, corpus: Path) -> None:
     """Time, memory and epochs limit the run; more time is never a run with less compute."""
