@@ -12,15 +12,13 @@ the file that is being read.
 
 import hashlib
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from queue import SimpleQueue
 from typing import NamedTuple
 
 from hlat.data.documents import Vocabulary
@@ -143,10 +141,9 @@ def stat_of(path: Path) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-_MAX_AHEAD = 16  # files; for a small file the request takes longer than the transfer
-_THREADS = 8
+_MAX_AHEAD = 8  # files; for a small file the request takes longer than the transfer
 _CACHE_DIVISOR = 4  # prefetched files take at most a quarter of the cache
-_JOIN_SECONDS = 5.0
+_STOP_SECONDS = 5.0
 
 
 class _LocalFile(NamedTuple):
@@ -160,13 +157,13 @@ def prefetch_in_order(files: Sequence[SourceFile]) -> Generator[tuple[SourceFile
     Files of stores are fetched by threads, a few ahead. What ``open_local`` raised for a file is raised when it is
     reached.
     """
-    threads = _Threads()
+    stopped = threading.Event()
     pending: deque[Future[_LocalFile]] = deque()
     ahead = 0  # bytes of the files opened after the current one
     try:
         for index, file in enumerate(files):
             if not pending:
-                pending.append(threads.open(file))
+                pending.append(_open(file, stopped))
             else:
                 ahead -= file.size
             while (following := index + len(pending)) < len(files) and len(pending) <= _MAX_AHEAD:
@@ -174,12 +171,14 @@ def prefetch_in_order(files: Sequence[SourceFile]) -> Generator[tuple[SourceFile
                 if not _may_prefetch(candidate, ahead, file):
                     break
                 ahead += candidate.size
-                pending.append(threads.open(candidate))
+                pending.append(_open(candidate, stopped))
             local = pending.popleft().result()
             with local.release:
                 yield file, local.path
     finally:
-        threads.stop()
+        stopped.set()
+        # Time to remove partial files, but short: else the next start removes them.
+        wait(pending, _STOP_SECONDS)
         for future in pending:
             future.add_done_callback(_release)  # whatever was still being fetched is released as soon as it is there
 
@@ -197,49 +196,25 @@ def _release(future: "Future[_LocalFile]") -> None:
         future.result().release.close()
 
 
-class _Threads:
-    """Threads that open files; after ``stop`` they end on their own as soon as they notice it."""
+def _open(file: SourceFile, stopped: threading.Event) -> "Future[_LocalFile]":
+    """Open a local file at once, or have a thread fetch a remote one; return a future of its path."""
+    result: Future[_LocalFile] = Future()
 
-    def __init__(self) -> None:
-        self._tasks: SimpleQueue[tuple[SourceFile, Future[_LocalFile]] | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._stopped = threading.Event()
-
-    def open(self, file: SourceFile) -> "Future[_LocalFile]":
-        """Open a local file at once, or have a thread fetch a remote one; return a future of its path."""
-        result: Future[_LocalFile] = Future()
-        if file.cached_store is None:
-            self._open(file, result)
-        else:
-            self._tasks.put((file, result))
-            if len(self._threads) < _THREADS:
-                self._threads.append(threading.Thread(target=self._serve, daemon=True))
-                self._threads[-1].start()
-        return result
-
-    def stop(self) -> None:
-        """Cancel all fetches and give the threads a few seconds to remove their partial files."""
-        self._stopped.set()
-        for _ in self._threads:
-            self._tasks.put(None)
-        # Short, because an unreachable store can block a thread for a minute; then the next start removes the partial
-        # file.
-        deadline = time.monotonic() + _JOIN_SECONDS
-        for thread in self._threads:
-            thread.join(max(deadline - time.monotonic(), 0))
-
-    def _serve(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            self._open(*task)
-
-    def _open(self, file: SourceFile, result: "Future[_LocalFile]") -> None:
+    def open_file() -> None:
         release = ExitStack()
         try:
-            path = release.enter_context(file.open_local(lambda: not self._stopped.is_set()))
+            path = release.enter_context(file.open_local(lambda: not stopped.is_set()))
         except BaseException as error:
             result.set_exception(error)
         else:
             result.set_result(_LocalFile(path, release))
+
+    if file.cached_store is None:
+        open_file()
+    else:
+        # A daemon: an unreachable store can block it for a minute, which the end of the program must not wait for.
+        threading.Thread(target=open_file, daemon=True).start()
+    return result
 
 
 _FILES, _ROWS, _CHARS = 8, 8, 1 << 14
