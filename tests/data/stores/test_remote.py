@@ -302,9 +302,9 @@ def _size(path: Path) -> int:
 
 
 def test_files_are_prefetched_and_released(memory: Any, tmp_path: Path) -> None:
-    """40 files of 10 kB fit through a cache of 100 kB: at most a quarter of it is prefetched."""
+    """40 files of 20 kB fit through a cache of 100 kB: at most a quarter of it is prefetched."""
     for number in range(40):
-        memory.pipe(f"/many/{number:02d}.txt", bytes([65 + number]) * 10_000)
+        memory.pipe(f"/many/{number:02d}.txt", bytes([65 + number]) * 20_000)
     config = data_config("memory://many", cache_dir=str(tmp_path / "cache"), cache_gib=100_000 / 2**30)
     files = list_files(config, tmp_path)
     seen = []
