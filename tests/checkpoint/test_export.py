@@ -18,7 +18,7 @@ from hlat.checkpoint.protocol.reader import open_checkpoint, read_meta, resolve,
 from hlat.checkpoint.protocol.store import CheckpointStore
 from hlat.cli.checkpoint import import_command
 from hlat.config.sections.model import ModelConfig
-from hlat.data.tokenizers.base import QWEN2_PATTERN
+from hlat.data.tokenizers.cutting import QWEN2_PATTERN
 from hlat.model import Decoder, build, collect_local_parameters
 from hlat.model.hf.folder import read_hf, write_hf
 from hlat.optim.adamw import Fp32AdamW

@@ -136,22 +136,6 @@ def _without_progress(output: str) -> str:
     return "".join(line for line in output.splitlines(keepends=True) if not line.startswith("prepare: "))
 
 
-def test_a_manifest_without_a_checksum_gets_one_when_its_data_is_prepared_again(dirty, cli):
-    folder, arguments, _ = dirty
-    file = folder / "run" / "data" / "manifest.json"
-    stored = json.loads(file.read_text())
-    del stored["checksum"]
-    file.write_text(json.dumps(stored | {"format_version": 3}))
-    said = "manifest.json has no checksum of its own"
-    for words in (("verify", folder / "run"), ("show", folder / "run")):
-        done = cli("data", *words)
-        assert done.returncode == 0 and said in " ".join(done.stdout.split()), done.stderr
-    done = cli("data", "prepare", folder / "recipe.yaml", *arguments)
-    assert done.returncode == 0 and said not in done.stdout, done.stderr
-    assert said not in cli("data", "verify", folder / "run").stdout
-    assert json.loads(file.read_text())["fingerprint"] == stored["fingerprint"]
-
-
 def test_one_bit_of_a_manifest_or_of_boundaries_is_an_error_without_a_traceback(dirty, cli):
     folder, _, _ = dirty
     for name, place in (("manifest.json", 345), ("validation-documents.bin", 17)):

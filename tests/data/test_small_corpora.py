@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hlat.config.load import parse_recipe
+from hlat.config.sections.data import DataConfig
 from hlat.data.prepare.partitions import merge_partition_folders, prepare_partition
 from hlat.data.prepare.preparation import prepare
 from hlat.data.prepared.consistency import TAILS
@@ -20,6 +21,7 @@ from hlat.data.prepared.prepared_folder import PreparedData, open_prepared
 from hlat.launch.start_examination import load_and_check
 from hlat.launch.start_place import Here
 from hlat.runtime.errors import DataError
+from tests.support.data.corpora import write_jsonl
 
 LINE = "the quick brown fox jumps over the lazy dog and looks back once more. "
 Corpus = dict[str, list[str]]  # documents by the name of their source
@@ -161,6 +163,22 @@ def test_parts_of_a_corpus_are_split_as_the_whole(tmp_path: Path) -> None:
     assert whole.manifest.settings[TAILS] and merged.manifest.splits == whole.manifest.splits
     assert merged.notes == whole.notes
     assert prepare(given, tmp_path / "merged", workers=1).fingerprint == merged.fingerprint
+
+
+def test_a_tail_of_several_files_is_cut_in_parts_as_in_the_whole(tmp_path: Path) -> None:
+    """It begins in the second of three files, each of which is a part."""
+    (folder := tmp_path / "texts").mkdir()
+    for number in range(3):
+        write_jsonl(folder / f"{number}.jsonl", [*prose(20, 300, 100 * number)])
+    section = {"path": str(folder), "sequence_length": 8, "tokenizer": {"train": "char"}}
+    section["validation"] = {"fraction": 0.5, "by": "tail"}
+    whole = prepare(DataConfig.model_validate(section), tmp_path / "whole", workers=1)
+    given = DataConfig.model_validate(section | {"tokenizer": {"path": str(whole.tokenizer_dir), "eos_token": None}})
+    folders = [tmp_path / f"part-{number}" for number in (1, 2, 3)]
+    for part, each in enumerate(folders, 1):
+        prepare_partition(given, each, part, 3, workers=1)
+    merged = merge_partition_folders(given, tmp_path / "merged", folders)
+    assert merged.manifest.splits == whole.manifest.splits
 
 
 def test_data_of_earlier_versions_stays_valid_and_is_not_commented(tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ def read_tokenizer(folder: Path, eos_token: str | None = "auto") -> Tokenizer:
             f"neither {_TOKENIZER_JSON} nor {_SENTENCEPIECE_MODEL}. "
             "Put one of them next to its config.json and run hlat import again."
         )
-    return load_tokenizer(_tokenizer_file(folder), eos_token, is_saved=True)
+    return load_tokenizer(_tokenizer_file(folder), eos_token)
 
 
 def check_same_tokenizer(folder: Path, prepared: PreparedData) -> None:
@@ -310,7 +310,7 @@ def check_same_tokenizer(folder: Path, prepared: PreparedData) -> None:
 def _prepared_with(prepared: PreparedData, file: Path) -> bool:
     try:
         # With the end-of-document token of the data, which is a setting and is not compared.
-        stored = load_tokenizer(file, prepared.tokenizer.eos_token, is_saved=True)
+        stored = load_tokenizer(file, prepared.tokenizer.eos_token)
         return stored.sha256 == prepared.manifest.tokenizer_sha256
     except DataError:  # it lacks the end-of-sequence token
         return False

@@ -82,7 +82,7 @@ def verify_command(source: DataArgument, overrides: OverridesArgument = None, st
             prepared = verify_data(folder, config, progress)
         files = sum(len(split.shards) for split in prepared.manifest.splits.values())
         tokens = prepared.train_tokens + prepared.validation_tokens
-        say("\n".join([f"{folder} is whole: {plural(files, 'shard')}, {tokens:,} tokens", *prepared.advice]))
+        say(f"{folder} is whole: {plural(files, 'shard')}, {tokens:,} tokens")
 
 
 def _find(source: str, overrides: list[str] | None, stage: str | None) -> "list[tuple[Path, DataConfig | None]]":
@@ -238,10 +238,9 @@ def prepare_command(
     """Tokenize the recipe's text into memory-mapped shards. If interrupted, it continues where it stopped.
 
     With data.mode=online only what training needs besides: tokenizer, validation text, a catalogue of blocks.
-    Data that was prepared before is verified byte for byte, and its manifest gets a checksum if it has none. On several
-    machines, each prepares a part of the files with --part 1/3, --part 2/3 and so on, and hlat data merge puts them
-    together. Of a recipe with stages, the data of all is prepared, each folder once; that of a later stage may be
-    prepared while an earlier one trains.
+    Data that was prepared before is verified byte for byte. On several machines, each prepares a part of the files
+    with --part 1/3, --part 2/3 and so on, and hlat data merge puts them together. Of a recipe with stages, the data
+    of all is prepared, each folder once; that of a later stage may be prepared while an earlier one trains.
     """
     for resolved in _corpora(hlat.load_recipe(recipe, overrides or []), stage):
         if part is None:
@@ -251,16 +250,16 @@ def prepare_command(
 
 
 def _prepare(recipe: "Recipe", workers: int | None) -> None:
-    from hlat.data import check_tokenizer, check_vocabulary, prepare_recipe_data, verify_and_seal
+    from hlat.data import check_tokenizer, check_vocabulary, prepare_recipe_data, verify_data
 
     ready(works=True)
     # Before text is read, which may take long.
     check_tokenizer(recipe.data, recipe.model.vocab_size)
     with data_progress() as progress:
         prepared = prepare_recipe_data(recipe, workers=workers, progress=progress)
-        vouched = verify_and_seal(recipe.prepared_dir, progress=progress)
+        verify_data(recipe.prepared_dir, progress=progress)
     check_vocabulary(prepared, recipe.model.vocab_size)
-    say("\n".join([_summary(prepared), *vouched.advice]))
+    say(_summary(prepared))
     say(f"prepared in {recipe.prepared_dir}")
 
 
@@ -314,7 +313,7 @@ def merge_command(
         check_vocabulary,
         find_partition_folders,
         merge_partition_folders,
-        verify_and_seal,
+        verify_data,
     )
 
     ready(works=True)
@@ -322,9 +321,9 @@ def merge_command(
     with data_progress() as progress:
         parts = folders or find_partition_folders(resolved.prepared_dir)
         prepared = merge_partition_folders(resolved.data, resolved.prepared_dir, parts, progress)
-        vouched = verify_and_seal(resolved.prepared_dir, progress=progress)
+        verify_data(resolved.prepared_dir, progress=progress)
     check_vocabulary(prepared, resolved.model.vocab_size)
-    say("\n".join([_summary(prepared), *vouched.advice]))
+    say(_summary(prepared))
     say(f"merged {len(parts)} parts in {resolved.prepared_dir}")
 
 

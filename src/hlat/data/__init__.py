@@ -57,7 +57,7 @@ __getattr__ = lazily(
         "prepare.partitions": (
             "find_partition_folders merge_partition_folders partition_folder prepare_partition train_tokenizer"
         ),
-        "prepare.verification": "verify_and_seal verify_data",
+        "prepare.verification": "verify_data",
         "prepared.manifest": "MANIFEST_FILE read_data_manifest",
         "prepared.prepared_folder": "PreparedData check_tokenizer check_vocabulary open_prepared",
         "prepared.summary": "LengthStatistics Summary TextSample summarize",

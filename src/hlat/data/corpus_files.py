@@ -28,7 +28,7 @@ from hlat.data.formats.base import Companion, FileFormat
 from hlat.data.formats.registry import folder_format, format_of
 from hlat.data.formats.rows import COLUMN_KINDS, TEXT_COLUMN, ColumnKind
 from hlat.data.formats.streams import COMPRESSED_ENDINGS
-from hlat.data.source_file import SourceFile, Stamp, sha256_of
+from hlat.data.source_file import SourceFile, Stamp, prefetch_in_order, sha256_of
 from hlat.data.source_listing import (
     FileFinding,
     Listing,
@@ -39,8 +39,8 @@ from hlat.data.source_listing import (
     refuse,
 )
 from hlat.data.stores.cache import Cache
-from hlat.data.stores.fetching import CachedStore, prefetch_in_order
-from hlat.data.stores.remote import Store, StoreAccessError, StoredFile, local_path, url_file_name
+from hlat.data.stores.fetching import CachedStore
+from hlat.data.stores.remote import Store, StoreAccessError, StoredFile, url_file_name
 from hlat.runtime.errors import DataError
 from hlat.runtime.terminal import plural
 from hlat.runtime.urls import is_url
@@ -332,17 +332,6 @@ def _known_folder(path: str, listing: Listing, column: SourceColumn) -> tuple[Fi
         return None
     files = dict(zip(listing.names, listing.files, strict=True))
     return found[0], [files[name] for name in found[1]]
-
-
-def without_linked_folders(config: DataConfig, files: list[SourceFile]) -> list[SourceFile]:
-    """Return the files that are not behind a link to a folder: earlier versions followed none."""
-    roots = {source.number: Path(local_path(source.path)) for source in numbered_sources(config)}
-
-    def is_linked(file: SourceFile) -> bool:
-        parents = Path(file.path).parents if file.cached_store is None else ()
-        return any(folder.is_symlink() for folder in parents if roots[file.source] in folder.parents)
-
-    return [file for file in files if not is_linked(file)]
 
 
 def hash_files(

@@ -35,7 +35,7 @@ from hlat.data.documents import (
 )
 from hlat.data.formats.rows import convert_file_errors
 from hlat.data.formats.streams import COMPRESSED_ENDINGS, is_compressed, open_decompressed
-from hlat.data.prepare.corpus import NONE_CHOSEN, Corpus, ShortSources, bytes_per_token, short_sources
+from hlat.data.prepare.corpus import NONE_CHOSEN, Corpus, SourceTails, bytes_per_token, short_sources
 from hlat.data.prepared.consistency import recipe_locations
 from hlat.data.prepared.manifest import DataManifest, read_data_manifest
 from hlat.data.prepared.prepared_folder import current_settings
@@ -82,7 +82,7 @@ def split_sources(
     files: Mapping[str, Sequence[SourceFile]],
     vocabulary: Vocabulary | None,
     count_tokens: CountTokens = most_tokens,
-    short: ShortSources | None = None,
+    short: SourceTails | None = None,
 ) -> list[SourceSplit]:
     """Split each source, given as local files by name; return nothing if there is too much to read."""
     every = [file for each in files.values() for file in each]
@@ -412,7 +412,7 @@ def _none_chosen(documents: int) -> str:
 
 def _short_sources(
     data: DataConfig, files: Mapping[str, list[SourceFile]], vocabulary: Vocabulary | None
-) -> ShortSources:
+) -> SourceTails:
     """Find the sources of which the preparation will hold out the tail, where little has to be read for that."""
     readable = [file for of_source in files.values() if _are_read(of_source, vocabulary) for file in of_source]
     with suppress(DataError, StorageError):  # the preparation's to report

@@ -1,16 +1,25 @@
 """One file of the corpus: its identity, and access to its content, local or in a remote store.
 
 SourceFile --open--> InputFile, local or in the cache --format--> rows
+files --threads, a few ahead--> locked in the cache --in order--> the caller, who releases each before the next
+(prefetch_in_order)
 files --a few, evenly spread--> first rows, or first bytes of a file that is one document --> texts
 (read_beginnings)
+
+The number of prefetched files and their share of the cache are bounded, so that prefetching never takes the space of
+the file that is being read.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from hlat.data.documents import Vocabulary
 from hlat.data.formats.base import FileFormat
@@ -60,11 +69,6 @@ class SourceFile:
     def stamp(self) -> "Stamp":
         """Identity of the file, known without reading it."""
         return self.path, self.size, self.mtime_ns, self.etag
-
-    @property
-    def cache_limit(self) -> int | None:
-        """Size limit in bytes of the cache of a remote file; None for a local one."""
-        return None if self.cached_store is None else self.cached_store.cache.limit
 
     @property
     def cached_sha256(self) -> str | None:
@@ -135,6 +139,82 @@ def stat_of(path: Path) -> tuple[int, int]:
     with as_data_error(path):
         stat = path.stat()
     return stat.st_size, stat.st_mtime_ns
+
+
+_MAX_AHEAD = 8  # files; for a small file the request takes longer than the transfer
+_CACHE_DIVISOR = 4  # prefetched files take at most a quarter of the cache
+_STOP_SECONDS = 5.0
+
+
+class _LocalFile(NamedTuple):
+    path: Path
+    release: ExitStack  # closing it releases the file
+
+
+def prefetch_in_order(files: Sequence[SourceFile]) -> Generator[tuple[SourceFile, Path], None, None]:
+    """Yield each file with a local path, valid until the next is requested; close the iterator to stop early.
+
+    Files of stores are fetched by threads, a few ahead. What ``open_local`` raised for a file is raised when it is
+    reached.
+    """
+    stopped = threading.Event()
+    pending: deque[Future[_LocalFile]] = deque()
+    ahead = 0  # bytes of the files opened after the current one
+    try:
+        for index, file in enumerate(files):
+            if not pending:
+                pending.append(_open(file, stopped))
+            else:
+                ahead -= file.size
+            while (following := index + len(pending)) < len(files) and len(pending) <= _MAX_AHEAD:
+                candidate = files[following]
+                if not _may_prefetch(candidate, ahead, file):
+                    break
+                ahead += candidate.size
+                pending.append(_open(candidate, stopped))
+            local = pending.popleft().result()
+            with local.release:
+                yield file, local.path
+    finally:
+        stopped.set()
+        # Time to remove partial files, but short: else the next start removes them.
+        wait(pending, _STOP_SECONDS)
+        for future in pending:
+            future.add_done_callback(_release)  # whatever was still being fetched is released as soon as it is there
+
+
+def _may_prefetch(candidate: SourceFile, ahead: int, current: SourceFile) -> bool:
+    """Return True if a file is remote and the cache has space for it next to all that are open."""
+    if candidate.cached_store is None:
+        return False
+    ahead, limit = ahead + candidate.size, candidate.cached_store.cache.limit
+    return ahead <= limit // _CACHE_DIVISOR and ahead + current.size <= limit
+
+
+def _release(future: "Future[_LocalFile]") -> None:
+    if future.exception() is None:
+        future.result().release.close()
+
+
+def _open(file: SourceFile, stopped: threading.Event) -> "Future[_LocalFile]":
+    """Open a local file at once, or have a thread fetch a remote one; return a future of its path."""
+    result: Future[_LocalFile] = Future()
+
+    def open_file() -> None:
+        release = ExitStack()
+        try:
+            path = release.enter_context(file.open_local(lambda: not stopped.is_set()))
+        except BaseException as error:
+            result.set_exception(error)
+        else:
+            result.set_result(_LocalFile(path, release))
+
+    if file.cached_store is None:
+        open_file()
+    else:
+        # A daemon: an unreachable store can block it for a minute, which the end of the program must not wait for.
+        threading.Thread(target=open_file, daemon=True).start()
+    return result
 
 
 _FILES, _ROWS, _CHARS = 8, 8, 1 << 14

@@ -174,12 +174,10 @@ def reached(parameters: float, *, is_host: bool) -> float:
 class Machine:
     """Devices of this machine, and what they can do."""
 
-    kind: str  # as run.device takes it
     name: str  # of a device, for people
     devices: int  # processes that a run starts here: 1 on a CPU
     peak: float  # FLOP/s of one device in the dtype of precision.mode auto
     memory_bytes: int  # of one device
-    bf16: bool  # `auto` computes in bf16
     is_host: bool  # the CPU, whose memory holds everything else too
 
     def rate(self, parameters: float) -> float:
@@ -191,8 +189,7 @@ def look_at_machine(device: str = "auto") -> Machine:
     """Look at this machine; a CPU is measured for under a second. LaunchError: there is no such device."""
     chosen = choose_device(device, RankInfo())
     backend = backend_of(chosen)
-    bf16 = has_fast_bf16(chosen)
-    peak = peak_flops(chosen, torch.bfloat16 if bf16 else torch.float32)
+    peak = peak_flops(chosen, torch.bfloat16 if has_fast_bf16(chosen) else torch.float32)
     devices = 1 if backend.is_shared else backend.device_count()
     memory = backend.memory_bytes(chosen)
-    return Machine(chosen.type, backend.describe(chosen), devices, peak.value, memory, bf16, backend.is_shared)
+    return Machine(backend.describe(chosen), devices, peak.value, memory, backend.is_shared)

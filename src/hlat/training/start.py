@@ -399,7 +399,6 @@ def _decisions(state: RunState) -> list[str]:
         f"peak: {state.peak.value / 1e9:,.0f} GFLOP/s ({state.peak.source})",
         "; ".join(f"{subject}: {name}" for subject, name in state.arithmetic.by_subject().items()),
         f"blocks: {decide_compilation(recipe, device, state.runtime.world)}",
-        *state.prepared.advice,
     ]
 
 

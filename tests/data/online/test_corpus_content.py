@@ -236,7 +236,7 @@ def test_the_same_text_is_accepted(tokenizer: Path, tmp_path: Path, monkeypatch:
     assert list(islice(_start(config, tmp_path / "out").frames(), 50)) == before
     moved = Path(shutil.copy(file, tmp_path / "b.jsonl"))
     assert list(islice(_start(_config(moved, tokenizer), tmp_path / "out").frames(), 50)) == before
-    (tmp_path / "out" / "corpus.content").unlink()  # as if a version had prepared it that recorded nothing
+    (tmp_path / "out" / "corpus.content").unlink()  # as if the folder could not be written
     monkeypatch.setattr(prepare, "_RECORDED_BYTES", 0)
     os.utime(file)
     assert list(islice(_start(config, tmp_path / "out").frames(), 50)) == before
@@ -254,26 +254,6 @@ def test_a_file_written_before_all_of_it_was_recorded_is_refused(
     _rewrite(file)
     with pytest.raises(DataError, match=rf"^{file}: the file was written after its text was prepared"):
         prepare_online(config, tmp_path / "out", 0)
-
-
-def test_text_copied_in_place_after_an_earlier_version_prepared_it_is_accepted_until_it_is_written_again(
-    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first start with this version is killed before the content is recorded; then the corpus moves."""
-    monkeypatch.setattr(prepare, "_RECORDED_BYTES", 0)
-    file = _write(tmp_path / "a.jsonl", 0)
-    config = _config(file, tokenizer)
-    prepare_online(config, tmp_path / "out", 0)
-    for name in ("corpus.content", "corpus.times"):
-        (tmp_path / "out" / name).unlink()
-    os.utime(file, ns=(1, 1))
-    for _ in range(3):
-        prepare_online(config, tmp_path / "out", 0)
-    moved = file.rename(tmp_path / "b.jsonl")
-    prepare_online(_config(moved, tokenizer), tmp_path / "out", 0)
-    os.utime(moved, ns=(1, 2))
-    with pytest.raises(DataError, match=rf"^{moved}: the file was written after its text was prepared"):
-        prepare_online(_config(moved, tokenizer), tmp_path / "out", 0)
 
 
 def test_a_run_remembers_its_text_without_the_prepared_data(tokenizer: Path, tmp_path: Path) -> None:

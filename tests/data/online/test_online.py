@@ -22,6 +22,7 @@ from hlat.data.online.blocks import DocumentReader
 from hlat.data.online.loader import CursorTable, OnlineData, OnlineLoader, build_worker_plan
 from hlat.data.online.prepare import prepare_online
 from hlat.data.online.streams import StreamAssignment, assign_streams, partition_count
+from hlat.data.prepared.manifest import SourceRecord
 from hlat.data.prepared.prepared_folder import PreparedData
 from hlat.data.tokenizers.load import load_saved
 from hlat.runtime.errors import DataError
@@ -164,9 +165,9 @@ def _until(found: Iterator[Any], last_block: int) -> Iterator[Any]:
         yield document
 
 
-def _training_texts(prepared: PreparedData, file: tuple[str, str, int, int, str]) -> list[str]:
+def _training_texts(prepared: PreparedData, file: SourceRecord) -> list[str]:
     """Return the training documents of a file, read without the code under test."""
-    path = Path(file[0])
+    path = Path(file.path)
     if path.suffix == ".parquet":
         texts = pq.read_table(path)["text"].to_pylist()
     else:

@@ -14,12 +14,12 @@ import pytest
 from hlat.config.sections.data import DataConfig
 from hlat.data.online.prepare import prepare_online
 from hlat.data.prepare.preparation import prepare
-from hlat.data.prepare.verification import verify_and_seal, verify_data
+from hlat.data.prepare.verification import verify_data
 from hlat.data.prepared import prepared_folder
 from hlat.data.prepared.manifest import read_data_manifest
 from hlat.data.prepared.prepared_folder import PreparedData, open_prepared
 from hlat.data.samples.training_data import TrainingData, ValidationData
-from hlat.data.stores.local_files import checksum_of
+from hlat.data.stores.local_files import with_checksum
 from hlat.data.tokenizers.load import load_saved
 from hlat.runtime.errors import DataError
 from tests.support.data.corpora import documents, write_jsonl
@@ -72,11 +72,17 @@ def folder(finished: PreparedData) -> Iterator[Path]:
     (finished.dir / "manifest.json").write_bytes(content)
 
 
-def without_checksum(folder: Path) -> bytes:
-    """Return the manifest in format 3, which has no checksum."""
+def without_checksum(folder: Path) -> dict[str, Any]:
+    """Return the values of the manifest."""
     stored = json.loads((folder / "manifest.json").read_bytes())
     del stored["checksum"]
-    return json.dumps(stored | {"format_version": 3}, indent=2, ensure_ascii=False).encode()
+    return dict(stored)
+
+
+def with_right_checksum(values: Any) -> bytes:
+    """Return a manifest of these values, as who changes it on purpose would write it."""
+    content = with_checksum(values) if isinstance(values, dict) else values
+    return json.dumps(content, indent=2, ensure_ascii=False).encode()
 
 
 def reference_rows(folder: Path, split: str) -> list[list[int]]:
@@ -160,22 +166,30 @@ def test_a_manifest_with_a_flipped_bit_is_refused_or_has_the_same_values(folder:
     assert same < 0.02 * refused  # only white space that became other white space
 
 
-def test_a_manifest_without_checksum_with_a_flipped_bit_is_refused_or_gives_the_same_samples(
+def _check_flips(folder: Path, config: DataConfig, bits: Callable[[int], set[int]]) -> ManifestChecker:
+    """Check manifests that differ in a bit, and have the right checksum, so that only their values tell."""
+    checker, content = ManifestChecker(folder, config), json.dumps(without_checksum(folder), indent=2).encode()
+    for position, bit, changed in flips(content, bits):
+        try:
+            made = with_right_checksum(json.loads(changed))
+        except ValueError:  # no JSON
+            continue
+        checker.check(made, (position, bit, content[max(position - 40, 0) : position + 20]))
+    return checker
+
+
+def test_a_flipped_bit_under_a_right_checksum_is_refused_or_gives_the_same_samples(
     folder: Path, config: DataConfig
 ) -> None:
-    checker, content = ManifestChecker(folder, config), without_checksum(folder)
-    for position, bit, changed in flips(content, lambda position: {position % 8}):
-        checker.check(changed, (position, bit, content[max(position - 40, 0) : position + 20]))
+    checker = _check_flips(folder, config, lambda position: {position % 8})
     assert checker.refused > checker.same > 0
 
 
 @pytest.mark.slow
-def test_any_flipped_bit_of_a_manifest_without_checksum_is_refused_or_gives_the_same_samples(
+def test_any_flipped_bit_under_a_right_checksum_is_refused_or_gives_the_same_samples(
     folder: Path, config: DataConfig
 ) -> None:
-    checker, content = ManifestChecker(folder, config), without_checksum(folder)
-    for position, bit, changed in flips(content, lambda _: set(range(8))):
-        checker.check(changed, (position, bit, content[max(position - 40, 0) : position + 20]))
+    _check_flips(folder, config, lambda _: set(range(8)))
 
 
 def leaf_paths(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -206,21 +220,15 @@ def changes(value: object) -> list[Any]:
     return odd
 
 
-@pytest.mark.parametrize("has_checksum", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_any_other_value_in_any_field_is_refused_or_gives_the_same_samples(
-    folder: Path, config: DataConfig, has_checksum: bool
-) -> None:
-    checker, stored = ManifestChecker(folder, config), json.loads(without_checksum(folder))
+def test_any_other_value_in_any_field_is_refused_or_gives_the_same_samples(folder: Path, config: DataConfig) -> None:
+    checker, stored = ManifestChecker(folder, config), without_checksum(folder)
     for path in leaf_paths(stored):
         value = stored
         for key in path:
             value = value[key]
         for odd in changes(value):
             changed = with_change(stored, path, lambda _, odd=odd: odd)
-            if has_checksum and path != ("format_version",):
-                changed["format_version"] = 4
-                changed["checksum"] = checksum_of(changed)
-            checker.check(json.dumps(changed).encode(), (path, odd))
+            checker.check(with_right_checksum(changed), (path, odd))
     assert checker.refused > checker.same > 0
 
 
@@ -249,10 +257,10 @@ def test_any_other_value_in_any_field_is_refused_or_gives_the_same_samples(
         lambda m: m["places"].clear(),
     ],
 )
-def test_a_contradiction_is_refused_without_a_checksum(folder: Path, change: Callable[[Any], object]) -> None:
-    stored = json.loads(without_checksum(folder))
+def test_a_contradiction_is_refused_whatever_the_checksum(folder: Path, change: Callable[[Any], object]) -> None:
+    stored = without_checksum(folder)
     change(stored)
-    (folder / "manifest.json").write_text(json.dumps(stored))
+    (folder / "manifest.json").write_bytes(with_right_checksum(stored))
     for open_data in (open_prepared, verify_data):
         with pytest.raises(DataError, match=r"manifest\.json|begins at token"):
             open_data(folder)
@@ -264,29 +272,22 @@ def test_json_that_is_nested_too_deeply_is_damaged(folder: Path) -> None:
         open_prepared(folder)
 
 
-def test_data_without_a_checksum_is_read_and_gets_one_when_it_is_verified(
-    folder: Path, config: DataConfig, finished: PreparedData
-) -> None:
-    stored = json.loads((folder / "manifest.json").read_bytes())
-    (folder / "manifest.json").write_bytes(without_checksum(folder))
-    old = prepare(config, folder)
-    assert old.fingerprint == finished.fingerprint and samples(old, config) == samples(finished, config)
-    (advice,) = old.advice
-    assert advice.startswith("manifest.json has no checksum of its own") and "hlat data prepare" in advice
-    assert (
-        verify_data(folder, config).advice == old.advice and b"checksum" not in (folder / "manifest.json").read_bytes()
-    )
-    assert verify_and_seal(folder).advice == [] == open_prepared(folder, config).advice
-    assert json.loads((folder / "manifest.json").read_bytes()) == stored
+def test_a_manifest_of_another_format_or_without_a_checksum_is_refused(folder: Path) -> None:
+    stored = without_checksum(folder)
+    for changed, message in (
+        (stored, "damaged: its content does not match the checksum in it"),
+        (with_checksum(stored | {"format_version": 9}), "data format 9; this version reads 4"),
+    ):
+        (folder / "manifest.json").write_text(json.dumps(changed))
+        with pytest.raises(DataError, match=message):
+            read_data_manifest(folder)
 
 
 def test_the_block_index_of_online_data_is_compared_with_its_checksum(config: DataConfig, tmp_path: Path) -> None:
     online = config.model_copy(update={"mode": "online", "streams": 4, "duplicates": "keep"})
     before = prepare_online(online, tmp_path, 100)
     content = (tmp_path / "manifest.json").read_bytes()
-    (tmp_path / "manifest.json").write_bytes(without_checksum(tmp_path))
     assert prepare_online(online, tmp_path, 100).fingerprint == before.fingerprint
-    (tmp_path / "manifest.json").write_bytes(content)
     for name, position in (("blocks.npy", -3), ("blocks.npy", 10), ("manifest.json", content.index(b'"below"') + 9)):
         right = (tmp_path / name).read_bytes()
         wrong = bytearray(right)

@@ -1,4 +1,4 @@
-"""SentencePiece models are read without protobuf, and runs go on whose model cannot be exported."""
+"""SentencePiece models are read without protobuf, and have one encoder."""
 
 import sys
 from pathlib import Path
@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from hlat.data.tokenizers.load import load_saved, load_tokenizer
+from hlat.data.tokenizers.load import load_tokenizer
 from hlat.data.tokenizers.sentencepiece_convert import parse_model
-from hlat.runtime.errors import DataError
-from tests.support.data.tokenizer_kinds import TEXTS, spm
+from tests.support.data.tokenizer_kinds import spm
 
 sentencepiece = pytest.importorskip("sentencepiece")
 PLAIN: dict[str, Any] = {
@@ -47,15 +46,3 @@ def test_a_model_needs_no_protobuf(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.delitem(sys.modules, "sentencepiece.sentencepiece_model_pb2", raising=False)
     load_tokenizer(file).save(tmp_path / "saved")
     assert (tmp_path / "saved" / "tokenizer.json").is_file()
-
-
-def test_a_run_goes_on_with_a_model_that_cannot_be_exported(tmp_path: Path) -> None:
-    """Earlier versions trained with models of whole words. Witness: the sentencepiece library."""
-    content = spm(model_type="word")
-    (tmp_path / "tokenizer.model").write_bytes(content)
-    with pytest.raises(DataError, match="whole words"):
-        load_tokenizer(tmp_path)
-    ours, library = load_saved(tmp_path), sentencepiece.SentencePieceProcessor(model_proto=content)
-    assert "whole words" in ours.not_exported and "tokenizer.json" not in ours.files
-    for text in TEXTS:
-        assert ours.encode(text) == ours.encode_prompt(text) == library.encode(text), text

@@ -21,8 +21,9 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from hlat.data.tokenizers import sentencepiece as sentencepiece_tokenizer
 from hlat.data.tokenizers import training
-from hlat.data.tokenizers.base import _PUBLISHED_PATTERNS, OWN_PATTERN, cut_text, cuts_preserve_tokens
-from hlat.data.tokenizers.json_tokenizer import JsonTokenizer, read_json_tokenizer
+from hlat.data.tokenizers.base import Tokenizer
+from hlat.data.tokenizers.char_tokenizer import read_json_tokenizer
+from hlat.data.tokenizers.cutting import _PUBLISHED_PATTERNS, OWN_PATTERN, cut_text, cuts_preserve_tokens
 from hlat.data.tokenizers.load import load_saved, load_tokenizer
 from hlat.data.tokenizers.training import sample_texts, train_bpe, train_char
 from hlat.runtime.errors import DataError
@@ -139,7 +140,7 @@ def test_a_sample_is_bounded_uniform_and_in_order() -> None:
 # --- cutting -----------------------------------------------------------------------------------------------------
 
 
-def _bpe(pre_tokenizer: object) -> JsonTokenizer:
+def _bpe(pre_tokenizer: object) -> Tokenizer:
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizer
     trainer = trainers.BpeTrainer(
@@ -147,7 +148,7 @@ def _bpe(pre_tokenizer: object) -> JsonTokenizer:
     )
     # Texts in which merges across white space would be frequent if they were possible.
     tokenizer.train_from_iterator([prose(3, 20_000), "a b\nc d " * 500, "don't stop'll 12 ab\n\n cd " * 200], trainer)
-    return JsonTokenizer(tokenizer.to_str().encode(), None, None)
+    return Tokenizer(tokenizer.to_str().encode(), None, None)
 
 
 def _split(pattern: str) -> object:

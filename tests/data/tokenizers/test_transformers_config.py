@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hlat.data.tokenizers.json_tokenizer import JsonTokenizer
+from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.load import load_tokenizer
 from hlat.runtime.errors import DataError
 from tests.support.data.tokenizer_kinds import EOS, byte_bpe
@@ -16,7 +16,7 @@ def test_named_special_tokens_stay_named(tmp_path: Path) -> None:
     """Witness: transformers, which gives them as attributes."""
     transformers = pytest.importorskip("transformers")
     config: dict[str, Any] = {"extra_special_tokens": {"image_token": "<image>", "gone_token": "<gone>"}}
-    ours = JsonTokenizer(byte_bpe((EOS, "<image>")).to_str().encode(), config, EOS)
+    ours = Tokenizer(byte_bpe((EOS, "<image>")).to_str().encode(), config, EOS)
     ours.save(tmp_path)
     saved = json.loads((tmp_path / "tokenizer_config.json").read_bytes())
     assert saved["extra_special_tokens"] == {"image_token": "<image>"}
@@ -27,9 +27,9 @@ def test_named_special_tokens_stay_named(tmp_path: Path) -> None:
 
 def test_tokens_that_only_added_tokens_decoder_names_are_told() -> None:
     decoder = {"0": {"content": EOS, "special": True}, "9999": {"content": "<tool>", "special": False}}
-    ours = JsonTokenizer(byte_bpe().to_str().encode(), {"added_tokens_decoder": decoder}, EOS)
+    ours = Tokenizer(byte_bpe().to_str().encode(), {"added_tokens_decoder": decoder}, EOS)
     assert ours.left_out == ("tokens of its configuration without an id (<tool>)",)
-    assert not JsonTokenizer(byte_bpe().to_str().encode(), {"added_tokens_decoder": [5]}, EOS).left_out
+    assert not Tokenizer(byte_bpe().to_str().encode(), {"added_tokens_decoder": [5]}, EOS).left_out
 
 
 def test_a_configuration_that_was_not_fetched_is_named(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hlat.config import load_recipe
 from hlat.runtime.errors import DataError
 from hlat.training import run
-from tests.support.same_runs import assert_same_run, newest
+from tests.support.same_runs import newest
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +43,3 @@ def test_a_run_does_not_resume_with_a_damaged_manifest(settings: list[str], tmp_
     (tmp_path / "data" / "manifest.json").write_bytes(manifest)
     train(settings, tmp_path)
     assert newest(tmp_path).meta["step"] == 8
-
-
-def test_a_run_resumes_with_data_prepared_before_there_were_checksums(settings: list[str], tmp_path: Path) -> None:
-    train(settings, tmp_path / "straight")
-    train(settings, tmp_path / "stopped", "training.stop_after=4")
-    file = tmp_path / "stopped" / "data" / "manifest.json"
-    stored = json.loads(file.read_bytes())
-    del stored["checksum"]
-    file.write_text(json.dumps(stored | {"format_version": 3}))
-    train(settings, tmp_path / "stopped")
-    assert_same_run(tmp_path / "straight", tmp_path / "stopped")
-    fingerprint = newest(tmp_path / "straight").meta["data_fingerprint"]
-    assert newest(tmp_path / "stopped").meta["data_fingerprint"] == fingerprint

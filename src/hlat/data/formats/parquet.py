@@ -22,6 +22,7 @@ from pyarrow import parquet as pq
 
 from hlat.data.formats.base import WHOLE_FILE, FileFormat, FileRange, RangeReader, cut_rows, group_ranges
 from hlat.data.formats.rows import BATCH_BYTES, BATCH_ROWS, TEXT_COLUMN, ColumnKind, InputFile, Row, convert_file_errors
+from hlat.data.stores.local_files import FileStamp, file_stamp
 from hlat.runtime.errors import DataError
 
 _MAGIC = b"PAR1"  # at both ends
@@ -88,12 +89,12 @@ class _Groups(NamedTuple):
 
 
 def _groups(file: InputFile) -> _Groups:
-    stat = file.path.stat()  # a part of the cache's key: a file that has been written since is read again
-    return _read_groups(file.path, file.column, (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino))
+    # The stamp is a part of the cache's key: a file that has been written since is read again.
+    return _read_groups(file.path, file.column, file_stamp(file.path))
 
 
 @lru_cache(maxsize=1 << 14)  # files: streams read blocks from all over the corpus
-def _read_groups(path: Path, column: str, stamp: tuple[int, ...]) -> _Groups:
+def _read_groups(path: Path, column: str, stamp: FileStamp) -> _Groups:
     del stamp
     with _open(path) as parquet:
         groups = list(_row_groups(parquet, column))

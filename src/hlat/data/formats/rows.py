@@ -244,7 +244,8 @@ class TextColumn(ColumnKind):
             return None
         if not isinstance(value, str):
             remedy = "Set data.text_column to a key of strings."
-            return RowError(line, f"{file.column!r} holds {_json_type(value)}, not text", remedy)
+            found = _JSON_TYPES.get(type(value), "a number")
+            return RowError(line, f"{file.column!r} holds {found}, not text", remedy)
         return _lone_surrogate(value, line) or value
 
 
@@ -277,15 +278,13 @@ def _lone_surrogate(text: str, line: int | None) -> RowError | None:
     return None
 
 
-def _json_type(value: object) -> str:
-    return {dict: "an object", list: "a list", bool: "a boolean"}.get(type(value), "a number")
+_JSON_TYPES = {dict: "an object", list: "a list", bool: "a boolean", str: "a text", float: "a fraction"}
 
 
 TEXT_COLUMN = TextColumn()
 
 
 _REPAIR_TOKENS = "Each must be a list of token ids, such as [17, 4, 256]: repair or remove the row."
-_JSON_TYPES = {dict: "an object", list: "a list", bool: "a boolean", str: "a text", float: "a fraction"}
 _ID_BYTES = 4
 
 

@@ -19,10 +19,10 @@ import torch
 from hlat.config import BatchSchedule, DataConfig
 from hlat.data.corpus_files import cache_location
 from hlat.data.online.streams import RowSettings, StreamAssignment, assign_streams, row_stride
-from hlat.data.online.worker_protocol import FileIdentity, Frame, SourcePlan, WorkerPlan, unpack_rows
+from hlat.data.online.worker_protocol import Frame, SourcePlan, WorkerPlan, unpack_rows
 from hlat.data.prepared.manifest import SourceRecord
 from hlat.data.prepared.prepared_folder import PreparedData
-from hlat.data.samples.order import is_weighted, phase_weights
+from hlat.data.samples.order import PhaseWeights, is_weighted, phase_weights
 from hlat.data.samples.packing import NO_LABEL
 from hlat.data.samples.training_data import Batch
 from hlat.data.source_file import stat_of
@@ -45,15 +45,11 @@ def build_worker_plan(
     manifest = prepared.manifest
     assert manifest.blocks is not None, "prepared for mode online"
     weighted = is_weighted(config)
-    phases: list[tuple[list[int], int | None]] = [([1], None)]  # one source, all joined, without end
-    if weighted:
-        phases = [(list(phase.weights), phase.stop) for phase in phase_weights(config)]
     counts = manifest.blocks.counts
     folder, limit = cache_location(config, prepared.dir)
     return WorkerPlan(
         block_file=str(prepared.dir / manifest.blocks.file),
-        files=[_current_identity(source) for source in manifest.sources],
-        indexes=[None if source.index is None else _current_identity(source.index) for source in manifest.sources],
+        files=[_as_now(source) for source in manifest.sources],
         cache=(str(folder), limit),
         tokenizer=str(prepared.tokenizer_dir),
         vocab_size=manifest.vocab_size,
@@ -62,7 +58,7 @@ def build_worker_plan(
         validation_below=manifest.blocks.below,
         unreadable_share=config.unreadable_rows,
         sources=_weighted_sources(config, counts, seed) if weighted else [_joined_source(config, counts, seed)],
-        phases=phases,
+        phases=phase_weights(config) if weighted else [PhaseWeights((1,))],  # else one source, all joined
         assignment=assignment,
         streams=[],
         first=0,
@@ -71,11 +67,11 @@ def build_worker_plan(
     )
 
 
-def _current_identity(source: SourceRecord) -> FileIdentity:
-    """Return the identity of a file as the file system reports it now."""
-    kind = source.format.name, source.column
+def _as_now(source: SourceRecord) -> SourceRecord:
+    """Return the record of a file as the file system reports it now."""
+    index = None if source.index is None else _as_now(source.index)
     if is_url(source.path):
-        return source.path, *kind, source.bytes, source.mtime_ns, source.etag
+        return source
     size, mtime_ns = stat_of(Path(source.path))
     if size != source.bytes:
         raise DataError(
@@ -83,7 +79,7 @@ def _current_identity(source: SourceRecord) -> FileIdentity:
             "file, or start a new run with another run.dir."
         )
     # The time of now: a file may be moved or touched between runs, but must not change during training.
-    return source.path, *kind, size, mtime_ns, ""
+    return source.model_copy(update={"mtime_ns": mtime_ns, "index": index})
 
 
 def _weighted_sources(config: DataConfig, counts: list[int], seed: int) -> list[SourcePlan]:
@@ -282,7 +278,7 @@ class OnlineData:
         """Raise DataError if the cache cannot hold the largest files, one per stream of a rank."""
         plan = self._plan
         # A stream needs the file that it reads, and at worst those are the largest.
-        sizes = sorted((size for path, _, _, size, _, _ in plan.files if is_url(path)), reverse=True)
+        sizes = sorted((file.bytes for file in plan.files if is_url(file.path)), reverse=True)
         streams = len(plan.assignment.owned)
         needed, limit = sum(sizes[:streams]), plan.cache[1]
         if needed > limit:

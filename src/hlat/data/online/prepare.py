@@ -6,7 +6,6 @@
           --documents of some blocks------> validation tokens
           --> manifest.json, written last
           --pages of small files-----------> corpus.content; the others while the model trains (``blocks.py``)
-          --times of files when the first page is recorded--> corpus.times
 
 The corpus is not read completely unless a tokenizer is trained on it or it is small. At first a file is identified by
 its size and the hash of its beginning, middle and end; by all of its content only while the model trains. As with
@@ -15,9 +14,8 @@ on, from blocks all over the corpus.
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from io import BytesIO
 from itertools import islice
@@ -75,7 +73,6 @@ from hlat.runtime.errors import DataError
 from hlat.runtime.storage.local_files import write_atomic
 from hlat.runtime.terminal import plural
 
-_TIMES_FILE = "corpus.times"
 _HASHED_BYTES = 1 << 16  # bytes hashed at each of three positions of a file
 _RECORDED_BYTES = 1 << 26  # of files whose content is recorded before training: less than a tenth of a second
 _TOKENIZED_TOGETHER = 32  # validation documents tokenized in one batch
@@ -113,16 +110,13 @@ def prepare_online(
 
 def _compare_content(prepared: PreparedData, files: list[SourceFile]) -> None:
     """Compare or record the content of small files; DataError if a file differs, or may be another text."""
-    is_new = not (prepared.dir / CONTENT_FILE).exists()  # or prepared by a version that kept no such record
+    is_new = not (prepared.dir / CONTENT_FILE).exists()
     parts = [part for file in files for part in file.files]
-    if is_new:  # written before the record: they are those of the text that is recorded
-        times = {"fingerprint": prepared.fingerprint, "mtime_ns": [part.mtime_ns for part in parts]}
-        with suppress(OSError):  # a folder that cannot be written has no record either
-            write_atomic(prepared.dir / _TIMES_FILE, json.dumps(times).encode())
     with closing(CorpusContent(files, [prepared.dir], prepared.fingerprint)) as content:
         content.complete(budget=_RECORDED_BYTES)
         incomplete = [] if is_new else content.incomplete()
-    before = dict(zip([part.path for part in parts], _recorded_times(prepared), strict=True)) if incomplete else {}
+    times = [part.mtime_ns for record in prepared.manifest.sources for part in record.files]
+    before = dict(zip([part.path for part in parts], times, strict=True))
     # Written after its preparation, and before all of it was recorded: nobody knows whether it is the same text.
     written = [part.path for part in incomplete if before[part.path] != part.mtime_ns]
     if written:
@@ -131,15 +125,6 @@ def _compare_content(prepared: PreparedData, files: list[SourceFile]) -> None:
             f"recorded ({plural(len(written), 'such file')}): it may be another text. Delete {prepared.dir} to prepare "
             "again, or set data.prepared_dir to another folder. If the text is the same, a run can resume with it."
         )
-
-
-def _recorded_times(prepared: PreparedData) -> list[int]:
-    """Return when each file had been written, in ns, at the start that began to record the content."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        times = json.loads((prepared.dir / _TIMES_FILE).read_bytes())
-        if times["fingerprint"] == prepared.fingerprint:
-            return list(times["mtime_ns"])
-    return [file.mtime_ns for record in prepared.manifest.sources for file in record.files]
 
 
 def _with_sampled_hash(file: SourceFile) -> SourceFile:
@@ -319,9 +304,7 @@ def prepare_recipe_data(
     return prepare_online(data, recipe.prepared_dir, validation_tokens, progress)
 
 
-def prepare_validation_sets(
-    recipe: Recipe, prepared: PreparedData, *, progress: ProgressCallback | None = None
-) -> None:
+def prepare_validation_sets(recipe: Recipe, prepared: PreparedData) -> None:
     """Prepare the sets of ``evaluation.sets`` in the run's folder; return at once if this has been done before.
 
     They share the tokenizer and the columns of ``prepared``. DataError if a set cannot be used or its folder contains
@@ -340,7 +323,7 @@ def prepare_validation_sets(
                 "sequence_length": recipe.data.sequence_length,
             }
         )
-        prepare(data, _set_folder(recipe, name), workers=1, progress=progress)
+        prepare(data, _set_folder(recipe, name), workers=1)
 
 
 def open_validation_sets(recipe: Recipe, *, compare: bool = True) -> dict[str, PreparedData]:

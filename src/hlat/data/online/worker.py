@@ -25,7 +25,7 @@ from hlat.data.documents import Content, tokenize_contents
 from hlat.data.online.blocks import CorpusContent, DocumentReader
 from hlat.data.online.streams import RowStream, StreamCursor, assign_streams, row_stride
 from hlat.data.online.worker_protocol import Frame, Int64s, WorkerPlan, pack_row
-from hlat.data.samples.order import Mixture, PhaseWeights
+from hlat.data.samples.order import Mixture
 from hlat.data.samples.packing import fill_row
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.load import load_saved
@@ -59,7 +59,7 @@ class RowProducer:
     def __init__(self, plan: WorkerPlan, cursors: Int64s) -> None:
         self._plan, self._cursors = plan, cursors
         self._tokenizer: Tokenizer = load_saved(Path(plan.tokenizer))
-        self._mixture = Mixture([PhaseWeights(tuple(weights), stop) for weights, stop in plan.phases])
+        self._mixture = Mixture(plan.phases)
         self._partitions = [source.partition_count(plan.assignment.streams) for source in plan.sources]
         self._reader = DocumentReader(plan)
         self._streams: dict[tuple[int, int], RowStream] = {}

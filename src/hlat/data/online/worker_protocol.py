@@ -13,17 +13,13 @@ import numpy.typing as npt
 
 from hlat.data.corpus_files import open_cached_store
 from hlat.data.documents import Vocabulary
-from hlat.data.formats.registry import format_named
 from hlat.data.online.streams import RowSettings, StreamAssignment, StreamCursor, partition_count
-from hlat.data.samples.order import EpochOrder
+from hlat.data.prepared.manifest import SourceRecord
+from hlat.data.samples.order import EpochOrder, PhaseWeights
 from hlat.data.source_file import SourceFile
 from hlat.data.stores.cache import Cache
 
 Int64s = npt.NDArray[np.int64]
-
-
-# Path or URL, format, column, size in bytes, modification time in nanoseconds, and ETag of a file.
-FileIdentity = tuple[str, str, str, int, int, str]
 
 
 @dataclass(frozen=True)
@@ -49,8 +45,7 @@ class WorkerPlan:
     """Everything a worker needs except the cursors."""
 
     block_file: str  # path of the block index
-    files: list[FileIdentity]  # identity of each file
-    indexes: list[FileIdentity | None]  # identity of the companion of each file; None for formats of one file
+    files: list[SourceRecord]  # the source files, as they are now
     cache: tuple[str, int]  # folder and size limit in bytes of the cache for files of URLs
     tokenizer: str  # folder of the tokenizer
     vocab_size: int  # size of the tokenizer's vocabulary
@@ -59,8 +54,7 @@ class WorkerPlan:
     validation_below: int  # documents whose hash is below this are validation text
     unreadable_share: float  # the largest fraction of rows that may be unreadable
     sources: list[SourcePlan]  # the sources, in the order of the recipe
-    # Weights, and the global sample before which each phase ends; [([1], None)] without weights.
-    phases: list[tuple[list[int], int | None]]
+    phases: list[PhaseWeights]  # one of weight 1 if the sources have none
     assignment: StreamAssignment  # samples and streams of this rank
     streams: list[int]  # the streams of this worker
     first: int  # the first global sample
@@ -73,15 +67,12 @@ class WorkerPlan:
         """Return the files, ready to be opened, with their companions."""
         cache = Cache(Path(self.cache[0]), self.cache[1])
 
-        def file(identity: FileIdentity) -> SourceFile:
-            path, name, column, size, mtime_ns, etag = identity
-            store = open_cached_store(path, cache)
-            return SourceFile(path, format_named(name), column, 0, size, mtime_ns, etag=etag, cached_store=store)
+        def ready(file: SourceFile) -> SourceFile:
+            index = None if file.index is None else ready(file.index)
+            # Without the hash, which is that of a sample.
+            return replace(file, sha256="", index=index, cached_store=open_cached_store(file.path, cache))
 
-        return [
-            replace(file(identity), index=None if index is None else file(index))
-            for identity, index in zip(self.files, self.indexes, strict=True)
-        ]
+        return [ready(record.to_file()) for record in self.files]
 
     @property
     def vocabulary(self) -> Vocabulary:

@@ -10,9 +10,8 @@ The documents of unit n depend only on the corpus and the selected files, so a r
 reads only the unfinished ones.
 """
 
-import json
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
@@ -41,15 +40,12 @@ from hlat.data.formats.rows import RowError
 from hlat.data.prepare.work_units import CorpusPosition, UnitIndex, UnitSpan, WorkUnit
 from hlat.data.prepared.bad_rows import BadRowCounter
 from hlat.data.prepared.consistency import TAILS
-from hlat.data.source_file import SourceFile, read_beginnings
+from hlat.data.source_file import SourceFile, prefetch_in_order, read_beginnings
 from hlat.data.source_listing import more
-from hlat.data.stores.fetching import prefetch_in_order
-from hlat.data.stores.local_files import checksum_matches, with_checksum
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.load import describe_tokenizer, load_saved, load_tokenizer
 from hlat.data.tokenizers.training import sample_texts, train_bpe, train_char
 from hlat.runtime.errors import DataError, StorageError
-from hlat.runtime.storage.local_files import write_atomic
 
 _UNIT_ROWS = 1 << 18  # upper bound: rows without text add no bytes to a unit, and every bad row is listed in its index
 
@@ -223,26 +219,25 @@ def _take_documents(
 # compressed file counts with its size on disk.
 ProgressCallback = Callable[[str, int, int], None]
 
-_CHARACTERS = "characters"
 _ROWS = 8  # of a file in an object store, of which the tokens are compared with the text
 
 
-class ShortSource(NamedTuple):
-    """A source of so few documents that its tail is held out."""
+class SourceTail(NamedTuple):
+    """The tail of a source, which is held out."""
 
     tail: int  # character (or token) at which the tail begins
     characters: dict[int, int]  # of each of its files, by index
 
 
-ShortSources = dict[int, ShortSource]
-"""Sources that data.validation.by=auto splits at their tail, by index: a pure function of corpus and recipe."""
+SourceTails = dict[int, SourceTail]
+"""Tails of the sources that are split so, by index: a pure function of corpus and recipe."""
 
 _LOOKED_AT = 1 << 24  # bytes of a source after which the number of its documents is extrapolated
 _SURELY_ENOUGH = 20  # documents that are expected to be chosen: fewer than a quarter of them are as good as impossible
 _SHORTEST_TAIL = 16  # characters, of all sources: two tokens at least, so that one of them can be predicted
 
 
-def short_sources(config: DataConfig, corpus: Corpus, most_bytes: int | None = None) -> ShortSources:
+def short_sources(config: DataConfig, corpus: Corpus, most_bytes: int | None = None) -> SourceTails:
     """Find the sources of which hashes choose nearly nothing, or all, for validation; empty unless by auto.
 
     A source is read until enough is chosen: usually a hundredth of the corpus, or a few MB of it. With ``most_bytes``,
@@ -263,7 +258,7 @@ def short_sources(config: DataConfig, corpus: Corpus, most_bytes: int | None = N
     return {source: short for source, short in found.items() if short is not None}
 
 
-def tails_setting(short: ShortSources) -> dict[str, list[int]]:
+def tails_setting(short: SourceTails) -> dict[str, list[int]]:
     """Return the setting that records the sources, for manifests and keys; without any, none."""
     return {TAILS: sorted(short)} if short else {}
 
@@ -275,7 +270,7 @@ def bytes_per_token(config: DataConfig) -> float:
 
 def _tail_if_short(
     config: DataConfig, corpus: Corpus, files: list[int], seen: set[bytes], least: int, most_bytes: int | None
-) -> ShortSource | None:
+) -> SourceTail | None:
     fraction, enough = config.validation.fraction, ENOUGH_TOKENS * bytes_per_token(config)
     rule, size = SplitRule(hash_threshold(fraction)), sum(corpus.files[index].size for index in files)
     documents, characters = list[tuple[int, int]](), dict.fromkeys(files, 0)  # start and length; copies only if kept
@@ -308,7 +303,7 @@ def _tail_if_short(
     if 0 < held < len(documents) and held_text >= fraction * text / 2:
         return None
     boundary = _tail_of(documents, fraction, least)
-    return None if boundary is None else ShortSource(boundary, characters)
+    return None if boundary is None else SourceTail(boundary, characters)
 
 
 def _tail_of(documents: list[tuple[int, int]], fraction: float, least: int) -> int | None:
@@ -322,44 +317,24 @@ def _tail_of(documents: list[tuple[int, int]], fraction: float, least: int) -> i
     return None
 
 
-def plan_split(
-    config: DataConfig, corpus: Corpus, short: ShortSources, stored: Path, progress: ProgressCallback
-) -> SplitPlan:
-    """Return the parameters of the split; with data.validation.by=tail, count the characters first.
-
-    Tails are computed from all files, whichever are selected. Counts are kept in ``stored``, so that a restart need not
-    count again.
-    """
-    validation = config.validation
+def plan_split(config: DataConfig, corpus: Corpus, short: SourceTails, progress: ProgressCallback) -> SplitPlan:
+    """Return the parameters of the split; with data.validation.by=tail, count the characters first."""
+    validation, first = config.validation, corpus.file_range.start
     if validation.path is not None or validation.fraction == 0:
         return SplitPlan(0.0)
-    first = corpus.file_range.start
-    if validation.by != "tail":
-        ahead = {source: sum(n for i, n in each.characters.items() if i < first) for source, each in short.items()}
-        return SplitPlan(validation.fraction, {source: each.tail for source, each in short.items()}, ahead)
-    characters_of = _counted_before(stored)
-    if characters_of is None:
-        characters_of = [0] * len(corpus.files)
-        whole = replace(corpus, file_range=range(len(corpus.files)))
-        for row in read_with_progress(whole, partial(progress, "measure")):
-            characters_of[row.file] += 0 if row.content is None else len(row.content)
-        write_atomic(stored, json.dumps(with_checksum({_CHARACTERS: characters_of})).encode())
-    counts, before = defaultdict[int, int](int), dict[int, int]()
-    for index, characters in enumerate(characters_of):
-        if index == first:
-            before = dict(counts)
-        counts[corpus.files[index].source] += characters
-    tails = {source: tail_start(count, validation.fraction) for source, count in counts.items()}
-    return SplitPlan(0.0, tails, before)
+    tails = _all_tails(corpus, validation.fraction, progress) if validation.by == "tail" else short
+    before = {source: sum(n for i, n in each.characters.items() if i < first) for source, each in tails.items()}
+    fraction = 0.0 if validation.by == "tail" else validation.fraction
+    return SplitPlan(fraction, {source: each.tail for source, each in tails.items()}, before)
 
 
-def _counted_before(stored: Path) -> list[int] | None:
-    """Read the counts of an interrupted run, by file; None if missing or damaged."""
-    try:
-        record = json.loads(stored.read_bytes())
-        return list(record[_CHARACTERS]) if checksum_matches(record) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+def _all_tails(corpus: Corpus, fraction: float, progress: ProgressCallback) -> SourceTails:
+    """Return the tail of every source, from the characters (or tokens) of all files, whichever are selected."""
+    characters = defaultdict[int, Counter[int]](Counter)
+    whole = replace(corpus, file_range=range(len(corpus.files)))
+    for row in read_with_progress(whole, partial(progress, "measure")):
+        characters[corpus.files[row.file].source][row.file] += 0 if row.content is None else len(row.content)
+    return {source: SourceTail(tail_start(each.total(), fraction), each) for source, each in characters.items()}
 
 
 def vocabulary_of_given_tokenizer(config: DataConfig) -> Vocabulary | None:

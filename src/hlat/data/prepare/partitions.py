@@ -30,7 +30,7 @@ from hlat.data.corpus_files import CACHE_FOLDER, describe_corpus_changes, hash_f
 from hlat.data.prepare.corpus import (
     Corpus,
     ProgressCallback,
-    ShortSources,
+    SourceTails,
     SplitPlan,
     make_tokenizer,
     plan_split,
@@ -228,11 +228,10 @@ def train_tokenizer(config: DataConfig, folder: str | Path, progress: ProgressCa
     work = target.with_name(f"{target.name}.work")
     with convert_disk_errors(target, "--to"):
         work.mkdir(parents=True, exist_ok=True)
-        (work / "characters.json").unlink(missing_ok=True)  # left by a run that was killed, perhaps on another corpus
         files = list_files(config, work)
         check_first_bytes(files, config.unreadable_rows)
         corpus = Corpus(files, range(len(files)), config.unreadable_rows)
-        plan = plan_split(config, corpus, short_sources(config, corpus), work / "characters.json", report)
+        plan = plan_split(config, corpus, short_sources(config, corpus), report)
         tokenizer, _ = make_tokenizer(config, corpus, plan, target, report)
         sync_to_disk(target.parent)
         shutil.rmtree(work, ignore_errors=True)
@@ -258,13 +257,20 @@ def _refuse_other_partition(
 
 
 def _build_partition(
-    staging: StagingFolder, corpus: Corpus, short: ShortSources, part: int, parts: int
+    staging: StagingFolder, corpus: Corpus, short: SourceTails, part: int, parts: int
 ) -> PartitionRecord:
     """Tokenize all units of a partition, and write its record, in the staging folder."""
-    plan = plan_split(staging.config, corpus, short, staging.characters, staging.report)
+    plan = plan_split(staging.config, corpus, short, staging.report)
     tokenizer, _ = make_tokenizer(staging.config, corpus, plan, staging.out / TOKENIZER_FOLDER, staging.report)
-    finished = _FinishedUnits(staging.units)
-    tokenize_units(staging, corpus, plan, token_dtype(tokenizer.vocab_size), finished.update)
+    units = position = 0  # from the first on without a gap, and the bytes of the partition that they cover
+
+    def count_finished() -> int:
+        nonlocal units, position
+        while (unit := read_index(staging.units, units)) is not None:
+            units, position = units + 1, unit.span.position
+        return position
+
+    tokenize_units(staging, corpus, plan, token_dtype(tokenizer.vocab_size), count_finished)
     record = PartitionRecord(
         format_version=FORMAT_VERSION,
         part=part,
@@ -274,29 +280,14 @@ def _build_partition(
         first=corpus.file_range.start,
         stop=corpus.file_range.stop,
         tails=plan.tails or None,
-        units=finished.units,
-        indexes_sha256=indexes_sha256(staging.units, finished.units),
+        units=units,
+        indexes_sha256=indexes_sha256(staging.units, units),
     )
     # last: the record names every unit, so all of them exist
     write_record(staging.root / _PARTITION_FILE, record)
     for written in (staging.out, staging.units, staging.root):
         sync_to_disk(written)
     return record
-
-
-class _FinishedUnits:
-    """A counter of finished units, from the first on without a gap."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.units = self._position = 0
-
-    def update(self) -> int:
-        """Count units finished since the last call; return the bytes of the partition they cover."""
-        while (unit := read_index(self._folder, self.units)) is not None:
-            self.units += 1
-            self._position = unit.span.position
-        return self._position
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from functools import partial
 from pathlib import Path
 
 from hlat.config import DataConfig
-from hlat.data.corpus_files import CACHE_FOLDER, describe_corpus_changes, hash_files, list_files, without_linked_folders
+from hlat.data.corpus_files import CACHE_FOLDER, describe_corpus_changes, hash_files, list_files
 from hlat.data.prepare.corpus import (
     Corpus,
     ProgressCallback,
-    ShortSources,
+    SourceTails,
     SplitPlan,
     make_tokenizer,
     plan_split,
@@ -93,17 +93,11 @@ def prepare(
             files = hash_files(files, known, partial(report, "hash"))
             if manifest is not None:
                 before = [(record.path, record.content) for record in manifest.sources]
-                changes, note = describe_corpus_changes(before, files), ""
-                if changes and not describe_corpus_changes(before, without_linked_folders(config, files)):
-                    note = (
-                        f"{changes[0]} behind links to folders, which the version of hlat that prepared {folder} did "
-                        "not follow. To include them, prepare into another folder."
-                    )
-                check_settings(folder, manifest, config, [] if note else changes)
+                check_settings(folder, manifest, config, describe_corpus_changes(before, files))
                 update_hashes(folder, files, known)
                 shutil.rmtree(folder / PARTIAL, ignore_errors=True)
                 shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
-                return replace(open_prepared(folder), opening_notes=(note,) if note else ())
+                return open_prepared(folder)
             corpus = Corpus(files, range(len(files)), config.unreadable_rows, vocabulary_of_given_tokenizer(config))
             short = short_sources(config, corpus)
             settings |= tails_setting(short)  # part of the identity of unfinished work too
@@ -144,9 +138,9 @@ def _open_without_corpus(
     return replace(open_prepared(folder, config), opening_notes=(note,))
 
 
-def _build(staging: StagingFolder, corpus: Corpus, short: ShortSources) -> None:
+def _build(staging: StagingFolder, corpus: Corpus, short: SourceTails) -> None:
     config, files = staging.config, corpus.files
-    plan = plan_split(config, corpus, short, staging.characters, staging.report)
+    plan = plan_split(config, corpus, short, staging.report)
     tokenizer, notes = make_tokenizer(config, corpus, plan, staging.out / TOKENIZER_FOLDER, staging.report)
     dtype = token_dtype(tokenizer.vocab_size)
     with UnitMerger(config, files, staging.out, dtype) as merger:

@@ -3,11 +3,10 @@
     units, in order --UnitMerger--> shards, document boundaries, records --complete_staging--> partial/out/
     partial/out/* --publish: rename--> <dir>/*, the manifest last
 
-<dir>/partial/key.json         identity of the preparation: data format, settings, content of every file
-<dir>/partial/hashes.json      hashes of the files
-<dir>/partial/units/           finished units
-<dir>/partial/characters.json  characters of each file, if validation tails have to be found
-<dir>/partial/out/             the result under construction
+<dir>/partial/key.json     identity of the preparation: data format, settings, content of every file
+<dir>/partial/hashes.json  hashes of the files
+<dir>/partial/units/       finished units
+<dir>/partial/out/         the result under construction
 
 Work of the same preparation is resumed, finished work of another is never deleted. Duplicate documents are counted and
 left out by the merger, because there all units pass in the order of the corpus.
@@ -48,7 +47,6 @@ from hlat.data.prepared.manifest import (
     WORK_VERSION,
     DataManifest,
     QuarantineRecord,
-    ShardRecord,
     SourceRecord,
     SourceRows,
     SourceTokens,
@@ -117,10 +115,6 @@ class StagingFolder:
     @property
     def units(self) -> Path:
         return self.root / "units"
-
-    @property
-    def characters(self) -> Path:
-        return self.root / "characters.json"
 
     @property
     def out(self) -> Path:
@@ -202,7 +196,6 @@ class UnitMerger:
         self._quarantine = QuarantineWriter(out, files)
         self._shards = {split: ShardWriter(out, split, config.shard_tokens, dtype, consume) for split in SPLITS}
         self._documents = {split: BoundaryWriter(out / documents_file(split)) for split in SPLITS}
-        self._itemsize = np.dtype(dtype).itemsize
         self.position = 0
 
     def __enter__(self) -> "UnitMerger":
@@ -256,17 +249,13 @@ class UnitMerger:
         counts.update(documents=int(kept.sum()), tokens=lengths, text_bytes=text_bytes)
 
     def _record(self, split: Split) -> SplitRecord:
-        shards = [
-            ShardRecord(file=shard.name, tokens=shard.tokens, bytes=shard.tokens * self._itemsize, sha256=shard.sha256)
-            for shard in self._shards[split].close()
-        ]
         kept = self._kept[split]
         return SplitRecord(
             documents=self._documents[split].documents,
             tokens=self._shards[split].position,
             text_bytes=sum(counts["text_bytes"] for counts in kept.values()),
             sources=[SourceTokens(source=s, **counts) for s, counts in kept.items() if counts["documents"]],
-            shards=shards,
+            shards=self._shards[split].close(),
             documents_file=documents_file(split),
             documents_sha256=self._documents[split].close(),
         )

@@ -1,14 +1,12 @@
 """Complete verification of prepared data: every byte against the manifest, and the manifest against itself.
 
-Nothing is changed, except that a manifest without a checksum can get one. All problems are reported at once: a damaged
-disk rarely damages only one file.
+Nothing is changed. All problems are reported at once: a damaged disk rarely damages only one file.
 """
 
 import hashlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +14,6 @@ import numpy as np
 
 from hlat.config import DataConfig
 from hlat.data.prepare.corpus import ProgressCallback
-from hlat.data.prepare.preparation import folder_lock
 from hlat.data.prepared.consistency import content_problems, manifest_problems, size_problems, tokenizer_problems
 from hlat.data.prepared.manifest import (
     MANIFEST_FILE,
@@ -26,7 +23,6 @@ from hlat.data.prepared.manifest import (
     ShardRecord,
     SplitRecord,
     read_data_manifest,
-    write_data_manifest,
 )
 from hlat.data.prepared.prepared_folder import PreparedData, open_prepared, setting_problems
 from hlat.data.stores.remote import local_path
@@ -51,17 +47,6 @@ def verify_data(
         listed = "".join(f"\n  {problem}" for problem in found)
         raise DataError(f"{folder}: {len(found)} problem{'s' if len(found) > 1 else ''}:{listed}")
     return open_prepared(folder)
-
-
-def verify_and_seal(dir: str | Path, progress: ProgressCallback | None = None) -> PreparedData:
-    """Run ``verify_data``, then add a checksum to a manifest that has none, if the folder is writable."""
-    prepared = verify_data(dir, progress=progress)
-    if prepared.manifest.has_checksum:
-        return prepared
-    # Only after everything was verified: the checksum says so.
-    with suppress(OSError), folder_lock(prepared.dir, wait=True):
-        write_data_manifest(prepared.dir, prepared.manifest)
-    return open_prepared(prepared.dir)
 
 
 def find_problems(

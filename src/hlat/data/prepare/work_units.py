@@ -38,12 +38,13 @@ from hlat.data.documents import (
     tokenize_contents,
     tokens_from_bytes,
 )
-from hlat.data.stores.local_files import CHECKSUM_KEY, checksum_matches, with_checksum
+from hlat.data.stores.local_files import checksum_matches, with_checksum
 from hlat.data.tokenizers.base import TokenIdArray, Tokenizer
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.local_files import write_atomic
 
-Hashes = npt.NDArray[np.uint64]  # Shape (documents, 2): the two 64-bit halves of each hash
+Hashes = npt.NDArray[np.bytes_]  # 128 bits of each document, shape (documents,)
+_HASH = np.dtype("S16")  # equal only if all 16 bytes are: zero bytes at the end count for nothing, in all hashes alike
 Bools = npt.NDArray[np.bool_]
 
 # Largest number of hashes in a merged run: a merge needs memory for its result in addition to its inputs.
@@ -51,10 +52,10 @@ LARGEST_RUN = 1 << 26
 
 
 def hash_documents(documents: Sequence[bytes], are_tokens: bool = False) -> Hashes:
-    """Return the 128-bit hash of each document, shape (documents, 2), uint64; text and tokens never share a hash."""
+    """Return the 128-bit hash of each document, shape (documents,); text and tokens never share a hash."""
     person = b"tokens" if are_tokens else b""
     digests = b"".join(hashlib.blake2b(document, digest_size=16, person=person).digest() for document in documents)
-    return np.frombuffer(digests, dtype="<u8").reshape(-1, 2)
+    return np.frombuffer(digests, dtype=_HASH)
 
 
 class DuplicateFinder:
@@ -62,18 +63,18 @@ class DuplicateFinder:
 
     def __init__(self, largest: int = LARGEST_RUN) -> None:
         self._largest = largest
-        self._runs: list[Hashes] = []  # each of shape (2, n), sorted by its first row
+        self._runs: list[Hashes] = []  # each sorted
 
     def add(self, hashes: Hashes) -> Bools:
         """Return a mask of the duplicates of earlier documents, shape (n,); add in corpus order."""
-        order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: of equal hashes the first stays first
+        order = np.argsort(hashes, kind="stable")  # of equal hashes the first stays first
         ordered = hashes[order]
         known = np.zeros(len(order), dtype=np.bool_)
-        known[1:] = (ordered[1:] == ordered[:-1]).all(axis=1)
+        known[1:] = ordered[1:] == ordered[:-1]
         for run in self._runs:
-            known |= _find_in_run(run, ordered)
+            known |= run[np.minimum(np.searchsorted(run, ordered), len(run) - 1)] == ordered
         if not known.all():
-            self._runs.append(np.ascontiguousarray(ordered[~known].T))
+            self._runs.append(ordered[~known])
             self._merge_runs()
         duplicates = np.empty_like(known)
         duplicates[order] = known
@@ -83,26 +84,9 @@ class DuplicateFinder:
         while len(self._runs) > 1:
             # Runs of similar size are merged, so that runs are few and each hash is merged rarely.
             older, newer = self._runs[-2:]
-            if older.shape[1] > 2 * newer.shape[1] or older.shape[1] + newer.shape[1] > self._largest:
+            if len(older) > 2 * len(newer) or len(older) + len(newer) > self._largest:
                 return
-            positions = np.searchsorted(older[0], newer[0])
-            self._runs[-2:] = [np.insert(older, positions, newer, axis=1)]
-
-
-def _find_in_run(run: Hashes, hashes: Hashes) -> Bools:
-    """Return a mask of the hashes present in a run, shape (n,)."""
-    firsts, seconds = run
-    position = np.searchsorted(firsts, hashes[:, 0])
-    found = np.zeros(len(hashes), dtype=np.bool_)
-    # Second halves are compared where first halves match; then the next entry with the same first half.
-    candidates = np.arange(len(hashes))
-    while candidates.size:  # nearly always at most two rounds: few hashes share their first half
-        candidates = candidates[position[candidates] < len(firsts)]
-        candidates = candidates[firsts[position[candidates]] == hashes[candidates, 0]]
-        found[candidates] = seconds[position[candidates]] == hashes[candidates, 1]
-        candidates = candidates[~found[candidates]]
-        position[candidates] += 1
-    return found
+            self._runs[-2:] = [np.insert(older, np.searchsorted(older, newer), newer)]
 
 
 Int64s = npt.NDArray[np.int64]
@@ -212,10 +196,10 @@ def read_index(folder: Path, number: int) -> UnitIndex | None:
     file = index_file(folder, number)
     try:
         stored = json.loads(file.read_bytes())
-        if CHECKSUM_KEY in stored and not checksum_matches(stored):  # earlier versions wrote indexes without a checksum
+        if not checksum_matches(stored):
             raise ValueError("its content does not match the checksum in it")
         splits = {split: _decode_split_index(stored["splits"][split]) for split in SPLITS}
-        hashes = np.frombuffer(base64.b64decode(stored["hashes"]), dtype="<u8").reshape(-1, 2)
+        hashes = np.frombuffer(base64.b64decode(stored["hashes"]), dtype=_HASH)
         return UnitIndex(UnitSpan.from_json(stored["span"]), hashes, splits)
     except FileNotFoundError:
         return None

@@ -8,14 +8,12 @@ so no torch here.
 """
 
 import logging
-import queue
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from types import TracebackType
+from queue import SimpleQueue
 
 from hlat.data.prepare.work_units import WorkUnit, write_tokenized_unit
 from hlat.data.stores.local_files import convert_disk_errors
@@ -36,10 +34,9 @@ class WorkerPool:
         self._count = count
         self._folder = folder
         self._settings = tokenizer, folder, dtype
-        self._tasks: queue.Queue[WorkUnit | None] = queue.Queue()  # None ends a thread
-        self._results: queue.Queue[int | BaseException] = queue.Queue()
+        self._threads = ThreadPoolExecutor(count)  # each waits for a process
         self._processes: list[HelperProcess] = []
-        self._threads: list[threading.Thread] = []
+        self._free: SimpleQueue[HelperProcess] = SimpleQueue()
         self._idle = set[tuple[int, float]]()  # units, as in _working, whose process did not compute at the last look
         # by process id: its process, unit and when that was sent; until told
         self._working: dict[int, tuple[HelperProcess, str, float]] = {}
@@ -47,15 +44,11 @@ class WorkerPool:
     def __enter__(self) -> "WorkerPool":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for _ in self._threads:
-            self._tasks.put(None)
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
         for process in self._processes:
             process.kill()  # unfinished units are discarded; finished ones are on disk
-        for thread in self._threads:
-            thread.join()
+        self._threads.shutdown()
         for half_written in self._folder.glob("*.tmp"):  # left by killed processes: a full disk needs the space
             half_written.unlink()
 
@@ -64,28 +57,24 @@ class WorkerPool:
 
         DataError if a unit cannot be tokenized or a worker was killed, StorageError of the disk.
         """
-        waiting = 0
+        waiting = set[Future[int]]()
         for unit in units:
             # A process is started only when all others have work: a small corpus needs few.
-            if waiting == len(self._processes) < self._count:
+            if len(waiting) == len(self._processes) < self._count:
                 self._start()
-            self._tasks.put(unit)
-            waiting += 1
+            waiting.add(self._threads.submit(self._tokenize, unit))
             # Twice the workers: each has a unit to go on with, and memory is bounded.
-            while waiting > 2 * self._count or (waiting and not self._results.empty()):
-                yield self._next()
-                waiting -= 1
-        for _ in range(waiting):
-            yield self._next()
+            while len(waiting) > 2 * self._count or any(each.done() for each in waiting):
+                yield self._next(waiting)
+        while waiting:
+            yield self._next(waiting)
 
-    def _next(self) -> int:
+    def _next(self, waiting: set[Future[int]]) -> int:
         while True:
             self._tell_waits()
-            with suppress(queue.Empty):
-                result = self._results.get(timeout=_PATIENCE / 4)
-                if isinstance(result, BaseException):
-                    raise result
-                return result
+            for finished in wait(waiting, _PATIENCE / 4, FIRST_COMPLETED).done:
+                waiting.remove(finished)
+                return finished.result()
 
     def _tell_waits(self) -> None:
         """Warn once of each unit whose process has not answered for long, unless it computes."""
@@ -114,23 +103,21 @@ class WorkerPool:
             f"{__name__}:serve", *self._settings, name="a tokenizing process", environment=SINGLE_THREAD
         )
         self._processes.append(process)
-        thread = threading.Thread(target=self._serve, args=(process,), daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        self._free.put(process)
 
-    def _serve(self, process: HelperProcess) -> None:
-        """Send units from the queue to one process, and collect its replies, until the queue yields None."""
-        while (unit := self._tasks.get()) is not None:
-            self._working[process.pid] = process, unit.where, time.monotonic()
-            try:
-                process.send(unit)
-                self._results.put(process.receive())
-            except PeerEnded as end:
-                remedy = "Run again, with fewer data.workers if it happens again; finished work is kept."
-                self._results.put(DataError(f"{unit.where}: {end}, perhaps because memory ran out. {remedy}"))
-            except BaseException as error:  # of any kind: the main thread waits for a result of each unit
-                self._results.put(error)
+    def _tokenize(self, unit: WorkUnit) -> int:
+        """Have a free process tokenize a unit; return its number."""
+        process = self._free.get()
+        self._working[process.pid] = process, unit.where, time.monotonic()
+        try:
+            process.send(unit)
+            return int(process.receive())
+        except PeerEnded as end:
+            remedy = "Run again, with fewer data.workers if it happens again; finished work is kept."
+            raise DataError(f"{unit.where}: {end}, perhaps because memory ran out. {remedy}") from None
+        finally:
             self._working.pop(process.pid, None)
+            self._free.put(process)
 
 
 def serve(channel: Channel, tokenizer_folder: Path, folder: Path, dtype: str) -> None:

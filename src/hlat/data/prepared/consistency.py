@@ -6,7 +6,7 @@
     block index --checksum--> file                    (if the text is tokenized while training)
 
 These checks run whenever data is opened, so they read no tokens; prepare/verification.py verifies the content of the
-shards. An error in any field that decides samples is found here even in a manifest without a checksum.
+shards. An error in any field that decides samples is found here, whatever its checksum says.
 
 data.unreadable_rows is not among the settings: with any value, the result is the same, or preparation fails.
 """
@@ -76,9 +76,7 @@ def content_settings(config: DataConfig, tokenizer_sha256: str | None = None) ->
     if tokenizer.path is not None:
         is_deleted = tokenizer_sha256 is not None and not Path(local_path(tokenizer.path)).exists()
         settings["data.tokenizer.path (content)"] = (
-            tokenizer_sha256
-            if is_deleted
-            else load_tokenizer(tokenizer.path, tokenizer.eos_token, is_saved=True).sha256  # prepare is strict
+            tokenizer_sha256 if is_deleted else load_tokenizer(tokenizer.path, tokenizer.eos_token).sha256
         )
     else:
         settings["data.tokenizer.train"] = tokenizer.train
@@ -193,18 +191,9 @@ def _document_problems(manifest: DataManifest, row: SourceRows) -> Iterator[str]
         yield f"{MANIFEST_FILE}: source {row.source} has {expected} documents, but the splits have {kept} of it"
 
 
-def changed_ids(manifest: DataManifest, tokenizer: Tokenizer) -> str:
-    """Say why an earlier version of hlat gave this data other ids than this one would; empty if it did not."""
-    if tokenizer.ids_changed is None or tokenizer.earlier_sha256 != manifest.tokenizer_sha256:
-        return ""
-    return f"an earlier version of hlat prepared this data with other ids: {tokenizer.ids_changed[0]}"
-
-
 def tokenizer_problems(manifest: DataManifest, tokenizer: Tokenizer) -> Iterator[str]:
     """Yield the differences between the tokenizer in the folder and the manifest."""
-    if reason := changed_ids(manifest, tokenizer):
-        yield f"{TOKENIZER_FOLDER}: {reason}"
-    elif tokenizer.sha256 != manifest.tokenizer_sha256:
+    if tokenizer.sha256 != manifest.tokenizer_sha256:
         yield f"{TOKENIZER_FOLDER}: not the tokenizer that prepared this data"
     elif (tokenizer.vocab_size, tokenizer.eos_id) != (manifest.vocab_size, manifest.eos_id):
         yield (

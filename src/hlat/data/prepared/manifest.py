@@ -1,21 +1,17 @@
 """Manifest of prepared data: its content by file and by source, the settings, the source files; and its JSON file.
 
-    DataManifest --fields--> RecordFormat.write --> JSON object with format_version and checksum --> manifest.json
-    manifest.json --RecordFormat.read--> fields | ValueError: it is damaged --types, ranges, names--> DataManifest
+    DataManifest --fields--> JSON object with format_version and checksum --> manifest.json
+    manifest.json --checksum--> fields | ValueError: it is damaged --types, ranges, names--> DataManifest
 
 This module checks the checksum, types, ranges and file names; hlat.data.prepared.consistency checks the counts against
 one another and against the files. Other JSON records of prepared data are written and read in the same way
 (``write_record``, ``read_record``).
-
-To add a version of the records, add its reader to ``RECORD_FORMATS``. From then on records are written in it; those of
-all other versions in the table stay readable.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -31,38 +27,7 @@ from hlat.runtime.errors import DataError
 from hlat.runtime.storage.local_files import write_atomic
 from hlat.runtime.terminal import listed
 
-Record = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class RecordFormat:
-    """One version of the records, and how to write and read it."""
-
-    version: int
-    write: Callable[[Record], Record]  # adds what is stored besides the fields
-    read: Callable[[Record], Record]  # removes it again; raises ValueError if the record is damaged
-    has_checksum: bool  # True if the record has a checksum of its own content
-
-
-def _unchanged(record: Record) -> Record:
-    return record
-
-
-def _checked(stored: Record) -> Record:
-    if not checksum_matches(stored):
-        raise ValueError("its content does not match the checksum in it")
-    return {key: value for key, value in stored.items() if key != CHECKSUM_KEY}
-
-
-# Formats by version.
-RECORD_FORMATS: dict[int, RecordFormat] = {
-    3: RecordFormat(3, _unchanged, _unchanged, has_checksum=False),
-    4: RecordFormat(4, with_checksum, _checked, has_checksum=True),
-}
-
-FORMAT_VERSION = max(RECORD_FORMATS)  # version that is written
-
-
+FORMAT_VERSION = 4  # version of the records
 WORK_VERSION = 3  # format version of unfinished work, and of partitions of a corpus
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
@@ -105,7 +70,7 @@ class SourceTokens(StrictRecord):
     source: SourceIndex
     documents: Count
     tokens: Count
-    text_bytes: Count | None = None  # earlier versions counted them for the split only
+    text_bytes: Count
 
 
 class SplitRecord(StrictRecord):
@@ -208,7 +173,7 @@ class BlocksRecord(StrictRecord):
 class DataManifest(StrictRecord):
     """Content of prepared data, and the settings and source files that it was made from."""
 
-    format_version: int  # version of the record, one of ``RECORD_FORMATS``
+    format_version: int  # ``FORMAT_VERSION``
     fingerprint: str  # see ``content_fingerprint``
     dtype: Literal["uint16", "uint32"]  # dtype of the tokens in the shards
     vocab_size: Count  # number of token ids of the tokenizer
@@ -235,10 +200,6 @@ class DataManifest(StrictRecord):
             if name != expected:
                 raise ValueError(f"{field}: file name is {name!r}, expected {expected!r}")
         return self
-
-    @property
-    def has_checksum(self) -> bool:
-        return RECORD_FORMATS[self.format_version].has_checksum
 
     @property
     def source_names(self) -> dict[int, str]:
@@ -293,8 +254,8 @@ class UnknownFormatError(Exception):
 
 
 def write_data_manifest(folder: Path, manifest: DataManifest) -> None:
-    """Write the manifest of a folder in ``FORMAT_VERSION``; OSError if the disk refuses."""
-    write_record(folder / MANIFEST_FILE, manifest.model_copy(update={"format_version": FORMAT_VERSION}))
+    """Write the manifest of a folder; OSError if the disk refuses."""
+    write_record(folder / MANIFEST_FILE, manifest)
 
 
 def read_data_manifest(folder: Path) -> DataManifest | None:
@@ -323,9 +284,9 @@ def read_data_manifest(folder: Path) -> DataManifest | None:
 
 
 def write_record(path: Path, record: StrictRecord) -> None:
-    """Write a record, which is of format ``FORMAT_VERSION``; OSError if the disk refuses."""
+    """Write a record with its checksum; OSError if the disk refuses."""
     # As JSON values, of which the checksum is computed when it is read.
-    content = RECORD_FORMATS[FORMAT_VERSION].write(json.loads(record.model_dump_json()))
+    content = with_checksum(json.loads(record.model_dump_json()))
     write_atomic(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 
@@ -338,10 +299,11 @@ def read_record(path: Path) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise ValueError(f"a JSON {type(stored).__name__}, not an object")
     version = stored.get("format_version")
-    if type(version) is not int or version not in RECORD_FORMATS:  # not isinstance: true is 1 for Python
-        *others, newest = map(str, sorted(RECORD_FORMATS))
-        raise UnknownFormatError(f"data format {version!r}; this version reads {', '.join(others)} and {newest}")
-    return RECORD_FORMATS[version].read(stored)
+    if version != FORMAT_VERSION:
+        raise UnknownFormatError(f"data format {version!r}; this version reads {FORMAT_VERSION}")
+    if not checksum_matches(stored):
+        raise ValueError("its content does not match the checksum in it")
+    return {key: value for key, value in stored.items() if key != CHECKSUM_KEY}
 
 
 def validation_summary(error: ValidationError) -> str:

@@ -20,7 +20,6 @@ from hlat.config import DataConfig
 from hlat.data.documents import SPLITS, Split
 from hlat.data.prepared.bad_rows import too_many_bad_rows
 from hlat.data.prepared.consistency import (
-    changed_ids,
     content_problems,
     content_settings,
     document_boundaries,
@@ -43,10 +42,6 @@ from hlat.runtime.terminal import listed
 _MAX_PROBLEMS = 20  # problems that a message lists
 _COMPARED_BYTES = 1 << 30  # largest split that is compared with its checksums before every run: about a second
 _COUNTED_TOKENS = 1 << 22  # of which the bytes are added up at once
-_NO_CHECKSUM = (
-    f"{MANIFEST_FILE} has no checksum of its own, because an earlier version wrote it: hlat data prepare with this "
-    "recipe verifies all of the data and adds it."
-)
 
 
 @dataclass(frozen=True)
@@ -88,11 +83,6 @@ class PreparedData:
         return [*self.manifest.notes, *self.opening_notes]
 
     @property
-    def advice(self) -> list[str]:
-        """Sentences for the user on how to improve the folder."""
-        return [] if self.manifest.has_checksum else [_NO_CHECKSUM]
-
-    @property
     def train_tokens(self) -> int:
         return self.manifest.splits["train"].tokens
 
@@ -118,10 +108,7 @@ class PreparedData:
             return [(1.0, 1.0)] * len(record.sources)
         ends = np.cumsum([each.tokens for each in record.sources]).tolist()
         spelled = [self._spelled(split, end - each.tokens, end) for each, end in zip(record.sources, ends, strict=True)]
-        shared = record.text_bytes / max(sum(spelled), 1)  # of data from earlier versions, which counted the split only
-        counted = [each.text_bytes for each in record.sources]
-        pairs = zip(counted, spelled, strict=True)
-        return [(count * shared if text is None else text, max(count, 1)) for text, count in pairs]
+        return [(each.text_bytes, max(count, 1)) for each, count in zip(record.sources, spelled, strict=True)]
 
     def _spelled(self, split: Split, start: int, stop: int) -> int:
         """Add up the bytes that tokens spell."""
@@ -226,10 +213,6 @@ def open_prepared(dir: str | Path, config: DataConfig | None = None) -> Prepared
     # Before content is looked at: files are mapped by the sizes in the manifest.
     _refuse(folder, list(size_problems(folder, manifest)))
     tokenizer = load_saved(folder / TOKENIZER_FOLDER)
-    if reason := changed_ids(manifest, tokenizer):
-        raise DataError(
-            f"{folder}: {reason}. Finish its runs with that version, or delete {folder}, prepare again and begin anew."
-        )
     try:
         _refuse(folder, [*tokenizer_problems(manifest, tokenizer), *content_problems(folder, manifest)])
     except OSError as error:

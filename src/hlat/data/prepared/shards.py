@@ -17,13 +17,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from hlat.data.documents import SPLITS, Split
-from hlat.data.prepared.manifest import DataManifest, read_data_manifest, shard_file
+from hlat.data.prepared.manifest import DataManifest, ShardRecord, read_data_manifest, shard_file
 from hlat.data.stores.local_files import AtomicFileWriter, ContentRecord
 from hlat.runtime.errors import DataError, HlatError
 from hlat.runtime.helper_process import Channel, HelperProcess, PeerEnded, start_program
@@ -34,14 +34,6 @@ _COPY_TOKENS = 1 << 22  # tokens copied at once
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-
-
-class ShardFile(NamedTuple):
-    """A finished shard: file name, number of tokens, sha256."""
-
-    name: str
-    tokens: int
-    sha256: str
 
 
 def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
@@ -77,15 +69,15 @@ class ShardWriter:
             self._copy(tokens, int(lengths.sum()), _kept_ranges(lengths, kept, skip=max(finished - start, 0)))
         self._drop_merged()
 
-    def close(self) -> list[ShardFile]:
+    def close(self) -> list[ShardRecord]:
         """Complete the last shard, which may be shorter, and return all shards."""
         if self._file is not None:
             self._finish()
         names = [self._name(index) for index in range(-(-self.position // self._shard_tokens))]
         shards = []
         for name in names:
-            size = (self._folder / name).stat().st_size // self._dtype.itemsize
-            shards.append(ShardFile(name, size, (self._folder / f"{name}{CHECKSUM_SUFFIX}").read_text()))
+            size, sha256 = (self._folder / name).stat().st_size, (self._folder / f"{name}{CHECKSUM_SUFFIX}").read_text()
+            shards.append(ShardRecord(file=name, tokens=size // self._dtype.itemsize, bytes=size, sha256=sha256))
         return shards
 
     def abandon(self) -> None:

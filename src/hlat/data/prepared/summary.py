@@ -105,7 +105,7 @@ def summarize(prepared: PreparedData, samples: int = 3, tokens: int = 128) -> Su
     """
     manifest = prepared.manifest
     quarantine = manifest.quarantine
-    notes = [*prepared.notes, *prepared.advice]
+    notes = prepared.notes
     if manifest.blocks is not None:
         notes.append(
             f"The training text is tokenized while training, from {plural(sum(manifest.blocks.counts), 'block')}."

@@ -34,32 +34,26 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class _Use:
+    """Part of one stream that a stage reads."""
+
+    count: int  # samples
+    rows: Any  # what divides the stream into rows, and orders them
+    limit: Any  # tokens of it that are used at all
+    restarts: bool
+
+
+@dataclass(frozen=True)
 class _StageUse:
     """Streams that a stage reads, and how much of them."""
 
     name: str
-    streams: tuple[str, ...]
-    counts: tuple[int, ...]  # samples that it reads of each
-    rows: tuple[Any, ...]  # what divides each stream into rows, and orders them
-    limits: tuple[Any, ...]  # tokens of each that are used at all
     length: int
-    restarts: tuple[bool, ...]
+    streams: tuple[str, ...]
+    uses: tuple[_Use, ...]  # of each stream
 
-    def use(self, stream: str) -> "_Use | None":
-        if stream not in self.streams:
-            return None
-        index = self.streams.index(stream)
-        return _Use(self.counts[index], self.rows[index], self.limits[index], self.restarts[index])
-
-
-@dataclass(frozen=True)
-class _Use:
-    """Part of one stream that a stage reads; fields as in ``_StageUse``."""
-
-    count: int
-    rows: Any
-    limit: Any
-    restarts: bool
+    def use(self, stream: str) -> _Use | None:
+        return self.uses[self.streams.index(stream)] if stream in self.streams else None
 
 
 def readings(recipe: Recipe) -> list[Reading]:
@@ -84,17 +78,17 @@ def _part(recipe: Recipe) -> _StageUse:
     labels = [source.label for source in data.sources] or [""]
     restart = place.stage.restart
     again = [restart if isinstance(restart, bool) else label in restart for label in labels]
-    limits = tuple(source.max_tokens for source in data.sources) or (None,)
+    limits = [source.max_tokens for source in data.sources] or [None]
     mixture = build_mixture(data)
     rows: tuple[Any, ...] = (data.sequence_length, data.packing, data.shuffle)
     if mixture is None:
         rows = (*rows, *(source.repeat for source in data.sources if len(texts) > 1))
-        streams, ends = ("\n".join(texts),), limits if len(texts) == 1 else (limits,)
-        return _StageUse(place.stage.name, streams, (samples,), (rows,), ends, data.sequence_length, (all(again),))
-    counts = tuple(mixture.counts(samples).tolist())
+        joined = _Use(samples, rows, limits[0] if len(texts) == 1 else limits, all(again))
+        return _StageUse(place.stage.name, data.sequence_length, ("\n".join(texts),), (joined,))
     # A weighted source has an order of its own, by its place in the list.
-    orders = tuple((*rows, number) for number in range(len(texts)))
-    return _StageUse(place.stage.name, tuple(texts), counts, orders, limits, data.sequence_length, tuple(again))
+    orders = [(*rows, number) for number in range(len(texts))]
+    uses = map(_Use, mixture.counts(samples).tolist(), orders, limits, again)
+    return _StageUse(place.stage.name, data.sequence_length, tuple(texts), tuple(uses))
 
 
 def _text_names(data: DataConfig) -> list[str]:
@@ -155,7 +149,7 @@ def _needed(samples: int, length: int) -> int:
 def _refuse_mixed(parts: Sequence[_StageUse], index: int, stream: str) -> None:
     """Refuse a source that an earlier stage has read as part of another stream: which of its text is not known."""
     here = parts[index]
-    if here.restarts[here.streams.index(stream)]:
+    if (use := here.use(stream)) is not None and use.restarts:
         return
     mine = set(stream.split("\n"))
     for part in reversed(parts[:index]):

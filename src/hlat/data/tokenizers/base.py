@@ -1,26 +1,11 @@
-"""The interface of all tokenizers: text -> token ids -> text, in chunks, with the bytes that tokens stand for.
+"""Tokenizers described by a tokenizer.json: text -> token ids -> text, with the bytes that tokens stand for.
 
-    text --cut where it is proven safe--> chunks --encode--> TokenIds, with the bytes of the text under each token
+    text --chunks (hlat.data.tokenizers.cutting)--> encode --> TokenIds, with the bytes of the text under each token
     TokenIds      --TokenBytes[ids]--> bytes of the text, exact
     ids of shards --TokenBytes[ids]--> bytes of their spelling
 
 Documents are always encoded as plain text: the name of a special token in a document is encoded as its characters,
 never as the token, so that no document can fake an end of document.
-
-**Cuts.** A long document is encoded in chunks where this cannot change the tokens, so that memory stays bounded. A
-byte-level BPE tokenizer first splits the text with a regular expression; merges never cross the splits. A cut changes
-nothing if the expression has the same matches on the two halves as on the full text. Cuts are made before a single
-space or line break between two ASCII letters, ``a|_b``. For the expressions listed below, such a cut is proven safe:
-
-1. No alternative can match an ASCII letter followed by white space, so in the full text a match ends at the cut.
-2. Left half: the match that ends with the letter before the cut is a greedy run of letters (or a contraction), which
-   ends at a non-letter or at the end of the text. There are only two look-aheads. The one for the last white space
-   of a run begins with white space, so it is never tried at that letter. "No letter follows" is true at the cut and
-   at the end of the text.
-3. Right half: it starts with exactly one white-space character and a letter, and no expression looks behind, so the
-   matches from the cut on depend only on the text after it.
-
-The tests check this on random texts for every listed expression. For any other tokenizer, texts are not cut.
 
 **Bytes.** A tokenizer that normalizes, or drops what it does not know, spells less or more than the text: full-width
 letters have three bytes, and the token one. The sum over the tokens of ``encode`` is that of the text for every
@@ -31,8 +16,6 @@ Worker processes import this module, so it must not import torch.
 
 import hashlib
 import json
-import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -40,73 +23,28 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tokenizers
 
+from hlat.data.tokenizers.cutting import cut_text, cuts_preserve_tokens
+from hlat.data.tokenizers.tokenizer_files import (
+    config_files,
+    keeps_text,
+    names_without_id,
+    parse_tokenizer_json,
+    resolve_eos_token,
+    special_names,
+    special_token_name,
+    with_special,
+    without_dropout,
+)
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.local_files import sync_to_disk, write_atomic
+from hlat.runtime.terminal import listed
 
-# The expression of the tokenizers that hlat trains: contractions; words with their combining marks and the space
-# before them; single digits (so that a number of any length has one segmentation); punctuation with the line ends
-# after it; line ends with the white space before them; other white space.
-OWN_PATTERN = (
-    r"'(?i:s|t|d|m|ll|re|ve)(?!\p{L})"
-    r"| ?\p{L}[\p{L}\p{M}]*"
-    r"|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+"
-    r"|\s+(?!\S)"
-    r"|\s+"
-)
-# Published expressions, from their tokenizer.json: Llama 3 (up to three digits) and Qwen 2 (single digits).
-_PUBLISHED_PATTERNS = [
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-    for digits in (r"\p{N}{1,3}", r"\p{N}")
-]
-QWEN2_PATTERN = _PUBLISHED_PATTERNS[1]
-_PROVEN_PATTERNS = frozenset([OWN_PATTERN, *_PUBLISHED_PATTERNS])
-
-_CUT = re.compile(r"(?<=[A-Za-z])[ \n](?=[A-Za-z])")
-
-
-def cut_text(text: str, min_chars: int, places: re.Pattern[str] = _CUT, dropped: int = 0) -> Iterator[str]:
-    """Cut a text before white space between two ASCII letters, into chunks of at least ``min_chars`` characters.
-
-    Without such a place a chunk can be much longer, and the last one shorter. ``min_chars`` is at least 1. Of other
-    ``places``, ``dropped`` characters belong to no chunk.
-    """
-    start = 0
-    while len(text) - start > min_chars and (cut := places.search(text, start + min_chars)):
-        yield text[start : cut.start()]
-        start = cut.start() + dropped
-    yield text[start:] if start else text
-
-
-def cuts_preserve_tokens(description: dict[str, Any]) -> bool:
-    """Return True if the tokenizer of a parsed tokenizer.json gives chunks the tokens of the uncut text."""
-    model = description.get("model") or {}
-    return (
-        description.get("normalizer") is None
-        and model.get("type") == "BPE"
-        and not model.get("dropout")
-        # Other added tokens are found in a text before it is split.
-        and all(token["special"] for token in description.get("added_tokens", []))
-        and _has_proven_split(description.get("pre_tokenizer"))
-    )
-
-
-def _has_proven_split(pre_tokenizer: dict[str, Any] | None) -> bool:
-    match pre_tokenizer:
-        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
-            return True  # GPT-2's expression, built into the library
-        case {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
-                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
-            ],
-        }:
-            return pattern in _PROVEN_PATTERNS
-    return False
+_TRIED = "  a\n\n\tb  é 東京\r\n \U0001f600 !\u0301 \x00\u00a0 "
+# Names of these tokens in published models, for tokenizers without a tokenizer_config.json that names them.
+_EOS_NAMES = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|eos|>", "<eos>", "<|im_end|>", "[EOS]")
+_BOS_NAMES = ("<s>", "<|begin_of_text|>", "<|startoftext|>", "<bos>", "[BOS]")
 
 
 class TokenIds(list[int]):
@@ -135,8 +73,12 @@ CHUNK_CHARS = 1 << 16  # characters; memory while encoding is about 100 bytes pe
 _BATCH = 1 << 18  # characters per call of the library
 
 
-class Tokenizer(ABC):
-    """Base of all tokenizers. Ids are in [0, vocab_size)."""
+class Tokenizer:
+    """A tokenizer described by a ``tokenizer.json``, with its tokenizer_config.json if there is one.
+
+    Ids are in [0, vocab_size). ``eos_token`` is the name of the end-of-sequence token; "auto" for the tokenizer's own;
+    None for none. ``where`` names the file in errors. DataError if the content is no tokenizer, or has no such token.
+    """
 
     vocab_size: int  # highest id plus 1
     eos_token: str | None  # name of the end-of-sequence token, which ends a document; None for no such token
@@ -146,37 +88,60 @@ class Tokenizer(ABC):
     bos_id: int | None
     files: dict[str, bytes]  # content by name of every file that ``transformers.AutoTokenizer`` needs
     left_out: Sequence[str] = ()  # what of the given files is not used, a phrase each, such as "its BPE dropout"
-    not_exported: str = ""  # why a model with this tokenizer cannot be exported, and what would work; empty if it can
-    # Why earlier versions gave other ids, and the file of which they took the hash; None if not.
-    ids_changed: tuple[str, bytes] | None = None
-    _more_identity: bytes = b""
+    unknown_id: int | None  # id of the token for text that the vocabulary does not have; None for no such token
+    _more_identity = b""  # what decides the ids besides the file that was given
+    _requires_eos = True  # "auto" raises DataError if the tokenizer has no end-of-sequence token
 
-    unknown_id: int | None = None  # id of the token for text that the vocabulary does not have; None for no such token
+    def __init__(
+        self, content: bytes, config: dict[str, Any] | None = None, eos_token: str | None = "auto", where: str = ""
+    ) -> None:
+        where = where or "tokenizer.json"
+        self._tokenizer, self._description = parse_tokenizer_json(content, where)
+        eos_token = resolve_eos_token(eos_token, config)
+        content = self._mend(content, [*special_names(config), eos_token or ""], where)
+        self._where = where
+        self._tokenizer.no_truncation()  # a tokenizer.json may ask for it, and documents must stay whole
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values()) + 1
+        self._special = {t["content"] for t in self._description.get("added_tokens") or [] if t["special"]}
+        self._recognise(config, vocabulary)
+        self.eos_token = self._find_eos(eos_token, vocabulary, where)
+        self.eos_id = None if self.eos_token is None else vocabulary[self.eos_token]
+        bos = special_token_name(config, "bos_token") or next((n for n in _BOS_NAMES if n in self._special), None)
+        self.bos_id = vocabulary.get(bos) if bos else None
+        model = self._description.get("model") or {}
+        self.unknown_id = model.get("unk_id", vocabulary.get(model.get("unk_token") or ""))
+        self._can_cut = cuts_preserve_tokens(self._description)
+        special = {"eos_token": self.eos_token, "bos_token": None if self.bos_id is None else bos}
+        self.files = {"tokenizer.json": content, **config_files(config, special, vocabulary)}
 
-    @abstractmethod
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode each text; special tokens are neither recognised nor added."""
+    def _mend(self, content: bytes, special: list[str], where: str) -> bytes:
+        """Drop the dropout, and make added tokens of these names special; return the tokenizer.json."""
+        steady = without_dropout(self._description)
+        mended = with_special(steady, special)
+        if mended is self._description:
+            return content
+        if steady is not self._description:  # ids would be random, and others at each start
+            self.left_out = ("its BPE dropout",)
+        content = json.dumps(mended, indent=2, ensure_ascii=False).encode()
+        self._tokenizer, self._description = parse_tokenizer_json(content, where)
+        return content
 
-    @abstractmethod
-    def decode(self, ids: Sequence[int]) -> str:
-        """Decode tokens to text, without special tokens; bytes that are not UTF-8 become U+FFFD."""
-
-    @abstractmethod
-    def token_name(self, index: int) -> str:
-        """Return the name of a token, which of a special token is its text in a prompt, such as "</s>"."""
-
-    @property
-    @abstractmethod
-    def token_bytes(self) -> npt.NDArray[np.int64]:
-        """UTF-8 bytes of the spelling of each token, int64, shape (vocab_size,); 0 for special tokens.
-
-        Summed over the tokens of ``encode`` they give the bytes of its text; over stored tokens, where ``keeps_text``.
-        """
-
-    @property
-    @abstractmethod
-    def keeps_text(self) -> bool:
-        """True if the spellings of the tokens of any text are the text: byte-level and character tokenizers."""
+    def _recognise(self, config: dict[str, Any] | None, vocabulary: dict[str, int]) -> None:
+        """Make the special tokens that the configuration names special here too, as transformers does."""
+        names = special_names(config)
+        if missing := names_without_id(config, vocabulary):
+            shown = listed(missing)
+            self.left_out = (*self.left_out, f"tokens of its configuration without an id ({shown})")
+        flags = {token["content"]: token for token in self._description.get("added_tokens") or []}
+        known = [name for name in names if name in vocabulary and name not in self._special]
+        tokens = [{"normalized": False, **flags.get(name, {}), "content": name, "special": True} for name in known]
+        self._tokenizer.add_special_tokens(
+            [tokenizers.AddedToken(**{k: v for k, v in token.items() if k != "id"}) for token in tokens]
+        )
+        self._special.update(known)
 
     def encode(self, text: str) -> list[int]:
         """Encode a text.
@@ -185,23 +150,26 @@ class Tokenizer(ABC):
             DataError: the text is not valid Unicode, or contains a character that the tokenizer cannot encode.
         """
         _check_text(text)
-        return self.encode_batch([text])[0]
+        ids = self.encode_batch([text])[0]
+        if self.keeps_text:
+            return ids
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        return TokenIds(ids, text, [end for _, end in found.offsets])
 
     def encode_by_origin(self, text: str) -> list[int]:
         """Encode a text with the library that made the tokenizer, if ``encode`` uses another."""
         return self.encode(text)
 
-    def encode_prompt(self, text: str) -> list[int]:
-        """Encode a prompt for a model to continue, in the same way as ``transformers``.
-
-        Unlike in ``encode``, names of special tokens in the text become these tokens, and a begin-of-sequence token is
-        added in front if the tokenizer's post-processing adds one. Errors are those of ``encode``.
-        """
-        _check_text(text)
-        return self._encode_prompt(text)
-
-    def _encode_prompt(self, text: str) -> list[int]:
-        return self.encode(text)
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode each text; special tokens are neither recognised nor added. DataError if the library cannot."""
+        try:
+            encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # the library raises plain Exception
+            raise DataError(
+                f"{self._where}: cannot encode a text: {error}. Give a tokenizer that can encode any text, or has a "
+                "token for unknown text."
+            ) from error
+        return [encoding.ids for encoding in encoded]
 
     def encode_documents(self, texts: Sequence[str]) -> list[TokenIdArray]:
         """Encode each document in chunks, so that memory is bounded; the result equals ``encode``.
@@ -215,26 +183,79 @@ class Tokenizer(ABC):
                 arrays[index].append(np.array(ids, dtype=np.uint32))
         return [ids[0] if len(ids) == 1 else np.concatenate(ids) for ids in arrays]
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Encode a prompt for a model to continue, in the same way as ``transformers``.
+
+        Unlike in ``encode``, names of special tokens in the text become these tokens, and a begin-of-sequence token is
+        added in front if the tokenizer's post-processing adds one. Errors are those of ``encode``.
+        """
+        _check_text(text)
+        self._tokenizer.encode_special_tokens = False
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
+        except Exception:  # the library's, of a text without ids
+            return self.encode(text)  # raises a DataError that says what is wrong
+        finally:
+            self._tokenizer.encode_special_tokens = True
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode tokens to text, without special tokens; bytes that are not UTF-8 become U+FFFD."""
+        return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True))
+
+    def token_name(self, index: int) -> str:
+        """Return the name of a token, which of a special token is its text in a prompt, such as "</s>"."""
+        return str(self._tokenizer.id_to_token(index))
+
     def chunks(self, text: str, min_chars: int = CHUNK_CHARS) -> Iterator[str]:
         """Cut a text into chunks of about ``min_chars`` characters; it may stay uncut.
 
         The tokens of the chunks, concatenated, are the tokens of the text.
         """
-        yield text
+        return cut_text(text, min_chars) if self._can_cut else iter((text,))
+
+    def _find_eos(self, chosen: str | None, vocabulary: dict[str, int], where: str) -> str | None:
+        if chosen == "auto":
+            chosen = next((name for name in _EOS_NAMES if name in self._special), None)
+            if chosen is None and self._requires_eos:
+                raise DataError(_eos_message(where, "does not say which token ends a document", self._special))
+        elif chosen is not None and chosen not in vocabulary:
+            raise DataError(_eos_message(where, f"has no token {chosen!r}", self._special))
+        return chosen
+
+    @cached_property
+    def keeps_text(self) -> bool:
+        """True if the spellings of the tokens of any text are the text: byte-level and character tokenizers."""
+        if not keeps_text(self._tokenizer, self._description, self._special | {self.eos_token or ""}):
+            return False
+        tried = self.encode_batch([_TRIED])[0]  # what is not known to change text may do so after all
+        return int(np.asarray(self.token_bytes)[tried].sum()) == len(_TRIED.encode())
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """UTF-8 bytes of the spelling of each token, int64, shape (vocab_size,); 0 for special tokens.
+
+        Summed over the tokens of ``encode`` they give the bytes of its text; over stored tokens, where ``keeps_text``.
+        """
+        decoder = json.dumps(self._description.get("decoder"), ensure_ascii=False)
+        byte_level, spaced = '"ByteLevel"' in decoder, "▁" in decoder
+        alphabet = set(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+        added = {token["content"] for token in self._description.get("added_tokens") or []}
+        sizes = np.zeros(self.vocab_size, dtype=np.int64)
+        for token, index in self._tokenizer.get_vocab(with_added_tokens=True).items():
+            if token in self._special or index == self.eos_id:
+                continue
+            if byte_level and token not in added and alphabet.issuperset(token):
+                sizes[index] = len(token)  # the token has one character per byte
+            else:
+                sizes[index] = sentencepiece_byte_count(token) if spaced else len(token.encode())
+        return sizes.view(TokenBytes)
 
     @cached_property
     def sha256(self) -> str:
         """Identity of the tokenizer: a hash of everything that decides the ids."""
-        return self._hash(self.files.get("tokenizer.model") or self.files["tokenizer.json"], self._more_identity)
-
-    @cached_property
-    def earlier_sha256(self) -> str | None:
-        """Identity that earlier versions, with other ids, gave to the same files; None if the same."""
-        return None if self.ids_changed is None else self._hash(self.ids_changed[1])
-
-    def _hash(self, *parts: bytes) -> str:
+        file = self.files.get("tokenizer.model") or self.files["tokenizer.json"]
         numbers = json.dumps([self.eos_id, self.vocab_size]).encode()
-        return hashlib.sha256(b"".join((*parts, numbers))).hexdigest()
+        return hashlib.sha256(b"".join((file, self._more_identity, numbers))).hexdigest()
 
     def save(self, folder: Path) -> None:
         """Write the files for ``transformers.AutoTokenizer`` and ``load_saved``; OSError if the disk refuses."""
@@ -272,3 +293,11 @@ def _batches(chunks: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def _eos_message(where: str, problem: str, special: set[str]) -> str:
+    names = listed(sorted(special)) or "it has none"
+    return (
+        f"{where}: the tokenizer {problem}. Set data.tokenizer.eos_token to one of its special tokens ({names}), "
+        "or to null for no token between documents."
+    )

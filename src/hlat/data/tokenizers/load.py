@@ -20,7 +20,7 @@ import tokenizers
 
 from hlat.data.stores.remote import local_path
 from hlat.data.tokenizers.base import Tokenizer
-from hlat.data.tokenizers.json_tokenizer import read_json_tokenizer
+from hlat.data.tokenizers.char_tokenizer import read_json_tokenizer
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.hub import TOKENIZER_FILES, HubError, HubModel
 from hlat.runtime.storage.local_files import read_small_file, recognize
@@ -39,9 +39,7 @@ class RoundTripLoss(NamedTuple):
 
 
 def check_export(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
-    """Check that the exported tokenizer.json gives texts the ids of training; DataError if not, or no export."""
-    if tokenizer.not_exported:
-        raise DataError(tokenizer.not_exported)
+    """Check that the exported tokenizer.json gives texts the ids of training; DataError if not."""
     exported = tokenizers.Tokenizer.from_str(tokenizer.files["tokenizer.json"].decode())
     exported.no_truncation()
     exported.no_padding()
@@ -137,12 +135,11 @@ _TOKENIZER_FILE_NAMES = ("tokenizer.json", "tokenizer.model")
 _LARGEST_CONFIG = 1 << 26  # bytes; published ones with many reserved tokens have more than a megabyte
 
 
-def load_tokenizer(path: str | Path, eos_token: str | None = "auto", *, is_saved: bool = False) -> Tokenizer:
+def load_tokenizer(path: str | Path, eos_token: str | None = "auto") -> Tokenizer:
     """Load a tokenizer from a tokenizer.json, a SentencePiece .model, or a folder that contains one of them.
 
     ``path`` may also be the id of a model of the Hugging Face Hub, whose tokenizer is downloaded once. ``eos_token`` is
-    the name of the end-of-sequence token; "auto" for the tokenizer's own; None for none. The tokenizer of a run
-    (``is_saved``) may be one that cannot be exported.
+    the name of the end-of-sequence token; "auto" for the tokenizer's own; None for none.
 
     Raises:
         DataError: the tokenizer is missing, unreadable, has no such token, or cannot be exported.
@@ -160,7 +157,7 @@ def load_tokenizer(path: str | Path, eos_token: str | None = "auto", *, is_saved
     if file.suffix == ".model":
         from hlat.data.tokenizers.sentencepiece import SentencePieceTokenizer  # noqa: PLC0415 - an extra
 
-        return SentencePieceTokenizer(content, config, eos_token, str(file), is_saved)
+        return SentencePieceTokenizer(content, config, eos_token, str(file))
     if not content:
         raise DataError(f"{file}: the tokenizer file is empty")
     return read_json_tokenizer(content, config, eos_token, str(file))
@@ -170,7 +167,7 @@ def load_saved(folder: Path) -> Tokenizer:
     """Load the tokenizer that ``Tokenizer.save`` wrote; errors of ``load_tokenizer``."""
     model = folder / "tokenizer.model"
     # The model before its tokenizer.json, which is its conversion.
-    return load_tokenizer(model if model.is_file() else folder, is_saved=True)
+    return load_tokenizer(model if model.is_file() else folder)
 
 
 def _local_path(path: str | Path) -> Path:

@@ -1,12 +1,11 @@
 """SentencePiece models as tokenizers: an exported model has the ids of training.
 
-    tokenizer.model --sentencepiece_convert.py--> tokenizer.json, which other libraries read
-                    `--plain BPE model: the sentencepiece library encodes; else the tokenizer.json does
+    tokenizer.model --sentencepiece_convert.py--> tokenizer.json, which encodes here and in other libraries
 
-Both give the same ids, proven for plain BPE models (Llama's), and compared on a few texts for the others. These
-change texts by rules (nmt_nfkc), which the two libraries apply differently to rare characters, such as half-width kana
-with a voicing mark. So they are encoded by the file that is exported. The library is installed with the extra
-``sentencepiece`` and is imported only here.
+It gives the ids of the sentencepiece library, proven for plain BPE models (Llama's), and compared on a few texts for
+the others. These change texts by rules (nmt_nfkc), which the two libraries apply differently to rare characters, such
+as half-width kana with a voicing mark. The library is installed with the extra ``sentencepiece`` and is imported only
+here.
 
 Long texts are cut at spaces where this does not change the tokens. A model that puts a space (spelled ▁) in front of a
 text and changes nothing else (normalizer "identity") encodes ``A B`` as ``▁A▁B``. If no piece of its vocabulary has ▁
@@ -19,16 +18,15 @@ cut.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import tokenizers
 
-from hlat.data.tokenizers.base import CHUNK_CHARS, TokenBytes, TokenIds, Tokenizer, cut_text, sentencepiece_byte_count
+from hlat.data.tokenizers.base import CHUNK_CHARS, Tokenizer
+from hlat.data.tokenizers.cutting import cut_text
 from hlat.data.tokenizers.sentencepiece_convert import is_plain, parse_model, to_tokenizer_json
-from hlat.data.tokenizers.tokenizer_files import config_files, names_without_id, resolve_eos_token
+from hlat.data.tokenizers.tokenizer_files import DEFAULT_CONFIG
 from hlat.runtime.errors import DataError
 from hlat.runtime.version import install_command
 
@@ -50,117 +48,56 @@ _COMPARED = (
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A tokenizer that runs a SentencePiece model.
+    """A SentencePiece model, run as the tokenizer.json that it is converted to.
 
     ``eos_token`` is the piece that ends a document; "auto" for the model's own; None for none. ``where`` names the file
-    in errors. The tokenizer of a run (``is_saved``) goes on although its model cannot be converted. DataError if the
-    content is not a model, the library is missing, there is no such piece, or no conversion.
+    in errors. DataError if the content is no model, the library is missing, there is no such piece, or no conversion.
     """
 
     def __init__(
-        self,
-        content: bytes,
-        config: dict[str, Any] | None = None,
-        eos_token: str | None = "auto",
-        where: str = "",
-        is_saved: bool = False,
+        self, content: bytes, config: dict[str, Any] | None = None, eos_token: str | None = "auto", where: str = ""
     ) -> None:
         where = where or "tokenizer.model"
         self._model = _load(content, where)
-        self.vocab_size = len(self._model)
         parsed = parse_model(self._model.serialized_model_proto())
-        self._is_plain = parsed.model_type == _BPE and is_plain(parsed)
-        self._can_cut = self._is_plain and not any(_CROSSES_SPACE.search(each.piece) for each in parsed.pieces)
-        self.eos_id = self._find_eos(resolve_eos_token(eos_token, config), where)
-        self.eos_token = None if self.eos_id is None else self._model.id_to_piece(self.eos_id)
-        self.bos_id = self._model.bos_id() if self._model.bos_id() >= 0 else None
-        special = {
-            "eos_token": self.eos_token,
-            "bos_token": None if self.bos_id is None else self._model.id_to_piece(self.bos_id),
-            "unk_token": self._model.id_to_piece(self._model.unk_id()),
-        }
-        self.unknown_id = self._model.unk_id()
-        begins = bool((config or {}).get("add_bos_token", False))
-        known = {each.piece for each in parsed.pieces}
-        if names_without_id(config, known):
-            self.left_out = ("tokens of its configuration that the model does not have",)
-        self.files = {"tokenizer.model": content, **config_files(config, special, known)}
+        bos_id = self._model.bos_id()
+        begins = bool((config or {}).get("add_bos_token", False)) and bos_id >= 0
         try:
-            self._use_conversion(to_tokenizer_json(parsed, self.bos_id if begins else None))
+            converted = to_tokenizer_json(parsed, bos_id if begins else None)
+            self._compare(converted)
         except ValueError as error:
-            self.not_exported = (
+            raise DataError(
                 f"{where}: this SentencePiece model cannot be exported with the ids of training, because {error}. "
                 "Train one with spm_train --model_type=bpe or unigram, its other defaults, give a tokenizer.json, or "
                 "set data.tokenizer.path to null to train a tokenizer."
-            )
-            if not is_saved:
-                raise DataError(self.not_exported) from error
-
-    def _use_conversion(self, converted: bytes) -> None:
-        """Encode as the conversion does; ValueError if it has other ids than the model."""
-        documents = tokenizers.Tokenizer.from_str(converted.decode())
-        documents.encode_special_tokens = True
-        encoded = documents.encode_batch_fast(list(_COMPARED), add_special_tokens=False)
-        for text, found in zip(_COMPARED, encoded, strict=True):
-            if found.ids != self._model.encode(text, out_type=int):
-                raise ValueError(f"{text!r} gets other ids from its conversion")
-        self.files["tokenizer.json"] = converted
-        if not self._is_plain:
-            reason = "SentencePiece itself encoded the text, now the tokenizer.json of the export does"
-            self.ids_changed = reason, self.files["tokenizer.model"]
+            ) from error
+        names = {
+            "bos_token": self._model.id_to_piece(bos_id) if bos_id >= 0 else None,
+            "unk_token": self._model.id_to_piece(self._model.unk_id()),
+        }
+        super().__init__(converted, {**(config or DEFAULT_CONFIG), **names}, eos_token, where)
+        is_bpe = parsed.model_type == _BPE and is_plain(parsed)
+        self._can_cut = is_bpe and not any(_CROSSES_SPACE.search(each.piece) for each in parsed.pieces)
+        self.files = {"tokenizer.model": content, **self.files}
+        if not is_bpe:  # ids of other models are not those of the library alone
             self._more_identity = json.dumps(json.loads(converted) | {"post_processor": None}).encode()
-        self._converted, self._documents = tokenizers.Tokenizer.from_str(converted.decode()), documents
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        if self._is_plain or self._documents is None:
-            return [self._model.encode(text, out_type=int) for text in texts]
-        return [found.ids for found in self._documents.encode_batch_fast(list(texts), add_special_tokens=False)]
-
-    def encode(self, text: str) -> list[int]:
-        ids = super().encode(text)
-        if self._documents is None:
-            return ids
-        found = self._documents.encode(text, add_special_tokens=False)
-        return TokenIds(ids, text, [end for _, end in found.offsets])
+    def _compare(self, converted: bytes) -> None:
+        """Raise ValueError if a conversion has other ids than the model."""
+        library = tokenizers.Tokenizer.from_str(converted.decode())
+        library.encode_special_tokens = True
+        encoded = library.encode_batch_fast(list(_COMPARED), add_special_tokens=False)
+        for text, found in zip(_COMPARED, encoded, strict=True):
+            if found.ids != self.encode_by_origin(text):
+                raise ValueError(f"{text!r} gets other ids from its conversion")
 
     def encode_by_origin(self, text: str) -> list[int]:
         return list(self._model.encode(text, out_type=int))
 
-    def _encode_prompt(self, text: str) -> list[int]:
-        if self._converted is None:
-            return self.encode(text)
-        return list(self._converted.encode(text, add_special_tokens=True).ids)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self._model.decode([int(i) for i in ids]))
-
-    def token_name(self, index: int) -> str:
-        return str(self._model.id_to_piece(index))
-
-    _converted: tokenizers.Tokenizer | None = None  # encodes prompts
-    _documents: tokenizers.Tokenizer | None = None
-    keeps_text = False  # even a plain model adds a space
-
-    @cached_property
-    def token_bytes(self) -> TokenBytes:
-        model = self._model
-        spelled = [
-            0 if model.is_control(i) or model.is_unknown(i) else sentencepiece_byte_count(model.id_to_piece(i))
-            for i in range(self.vocab_size)
-        ]
-        return np.array(spelled, dtype=np.int64).view(TokenBytes)
-
-    def _find_eos(self, requested: str | None, where: str) -> int | None:
-        if requested is None:
-            return None
-        index = int(self._model.eos_id() if requested == "auto" else self._model.piece_to_id(requested))
-        if index < 0 or (index == self._model.unk_id() and requested != "auto"):
-            problem = "has no end-of-sequence piece" if requested == "auto" else f"has no piece {requested!r}"
-            raise DataError(
-                f"{where}: the model {problem}. Set data.tokenizer.eos_token to one of its pieces, or to null for no "
-                "token between documents."
-            )
-        return index
+    def _find_eos(self, chosen: str | None, vocabulary: dict[str, int], where: str) -> str | None:
+        if chosen == "auto" and self._model.eos_id() >= 0:
+            chosen = self._model.id_to_piece(self._model.eos_id())
+        return super()._find_eos(chosen, vocabulary, where)
 
     def chunks(self, text: str, min_chars: int = CHUNK_CHARS) -> Iterator[str]:
         # Without the space, which the model puts in front of the next chunk.

@@ -14,7 +14,7 @@ from typing import Any
 
 import tokenizers
 
-from hlat.data.tokenizers.base import QWEN2_PATTERN
+from hlat.data.tokenizers.cutting import QWEN2_PATTERN
 from hlat.runtime.errors import DataError
 
 _MAX_IDS = 1 << 24  # sixty times the largest published vocabulary; a higher id means a damaged file

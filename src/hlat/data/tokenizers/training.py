@@ -25,8 +25,9 @@ from typing import IO
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from hlat.data.tokenizers.base import OWN_PATTERN, cut_text
-from hlat.data.tokenizers.json_tokenizer import CHAR_PATTERN, CharTokenizer, JsonTokenizer
+from hlat.data.tokenizers.base import Tokenizer
+from hlat.data.tokenizers.char_tokenizer import CHAR_PATTERN, CharTokenizer
+from hlat.data.tokenizers.cutting import OWN_PATTERN, cut_text
 from hlat.data.tokenizers.tokenizer_files import DEFAULT_CONFIG
 from hlat.runtime.errors import DataError
 from hlat.runtime.helper_process import Channel, PeerEnded, start_program
@@ -93,7 +94,7 @@ def train_bpe(
     vocab_size: int,
     eos_token: str | None = "auto",
     progress: Callable[[str, int, int], None] | None = None,
-) -> JsonTokenizer:
+) -> Tokenizer:
     """Train a byte-level BPE tokenizer, which encodes any text and decodes it to exactly the same text.
 
     ``vocab_size`` counts 256 bytes, the end-of-sequence token and merges; a small corpus can give fewer. ``eos_token``
@@ -115,7 +116,7 @@ def train_bpe(
         if progress is None
         else train_bpe_in_process(texts, vocab_size, special, progress)
     )
-    return JsonTokenizer(content, {**DEFAULT_CONFIG, "eos_token": name}, name)
+    return Tokenizer(content, {**DEFAULT_CONFIG, "eos_token": name}, name)
 
 
 def train_char(alphabet: Iterable[str], eos_token: str | None = "auto") -> CharTokenizer:
