@@ -21,7 +21,7 @@ from hlat.launch.hosts.records import (
     is_candidate,
     leader_is_alive,
     newest_term,
-    parse_status,
+    parse_record,
     read_orders,
     write_record,
 )
@@ -52,7 +52,7 @@ def test_records_come_back_as_they_were_written_and_only_this_user_may_read_them
     ranks = (RankStatus(2, None, None, reading(rank=2)), RankStatus(3, -9, report, None, False, "stack"))
     written = status(1, ranks=ranks, signals=(10,), unreachable={"0": 2.5}, link="down", findings=("x",))
     write_record(host_file(tmp_path, 1), written)
-    assert parse_status(host_file(tmp_path, 1).read_bytes()) == written
+    assert parse_record(HostStatus, host_file(tmp_path, 1).read_bytes()) == written
     attempt = AttemptOrder(3, "l", tuple(members(2)), "10.0.0.1", 29500, "secret", {"A": "b"}, 60.0)
     orders = Orders(2, 0, "a", "l", attempt, (Instruction(1, "signal", (0, 1), 10.0),))
     write_record(tmp_path / "orders.json", orders)
@@ -64,7 +64,7 @@ def test_records_come_back_as_they_were_written_and_only_this_user_may_read_them
 def test_a_record_of_another_version_or_half_a_one_is_none(tmp_path, text):
     host_file(tmp_path, 0).write_text(text)
     (tmp_path / "orders.json").write_text(text)
-    assert parse_status(host_file(tmp_path, 0).read_bytes()) is None
+    assert parse_record(HostStatus, host_file(tmp_path, 0).read_bytes()) is None
     assert read_orders(tmp_path) is None
 
 
@@ -104,7 +104,7 @@ def test_clocks_of_hosts_do_not_matter_because_no_record_has_a_time_of_day(tmp_p
     """The table takes its own clock, and statuses have ages only."""
     rank = RankStatus(0, 1, ErrorReport("own", "x", True, 1, -0.5), None)
     write_record(host_file(tmp_path, 0), status(0, ranks=(rank,)))
-    found = parse_status(host_file(tmp_path, 0).read_bytes())
+    found = parse_record(HostStatus, host_file(tmp_path, 0).read_bytes())
     assert found is not None and found.ranks[0].report is not None
     assert found.ranks[0].report.time == -0.5
 

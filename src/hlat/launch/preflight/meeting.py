@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.launch.hosts.network import Serve
-from hlat.launch.hosts.records import HostStatus, HostTable, host_file, parse_status, write_record
+from hlat.launch.hosts.records import HostStatus, HostTable, host_file, parse_record, write_record
 from hlat.launch.preflight.request import Peer, PreflightRequest
 from hlat.runtime.storage.local_files import write_atomic
 from hlat.runtime.version import VERSION
@@ -132,7 +132,7 @@ class Meeting:
     @staticmethod
     def _writer(file: Path) -> str | None:
         with suppress(OSError):
-            status = parse_status(file.read_bytes())
+            status = parse_record(HostStatus, file.read_bytes())
             return None if status is None else status.incarnation
         return None
 
