@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hlat.launch.hosts.network import accept_connections, blame_network, can_connect, link_problem, neighbours
+from hlat.launch.hosts.network import accept_connections, blame_network, connect_all, link_problem, neighbours
 from hlat.launch.hosts.records import (
     AttemptOrder,
     HostMember,
@@ -196,8 +196,10 @@ def test_every_host_is_looked_at_by_others_and_looks_at_few(count):
 
 def test_a_connection_is_accepted_on_one_address_only_and_a_closed_port_is_not_reached():
     with accept_connections("127.0.0.1") as port:
-        assert can_connect([("127.0.0.1", port), ("127.0.0.2", port)], 2.0) == {("127.0.0.1", port)}
-    assert can_connect([("127.0.0.1", port)], 0.5) == set()
+        found = connect_all([("127.0.0.1", port), ("127.0.0.2", port)], 2.0)
+    assert found == {("127.0.0.1", port): "", ("127.0.0.2", port): "Connection refused"}
+    assert connect_all([("127.0.0.1", port)], 0.5) == {("127.0.0.1", port): "Connection refused"}
+    assert connect_all([]) == {}
 
 
 def test_the_link_of_loopback_is_up_and_an_address_of_another_machine_has_none():
