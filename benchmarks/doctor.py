@@ -54,7 +54,7 @@ def before_restart(folder: Path, recipe: Path) -> float:
     """Seconds of the check before a restart, with two processes."""
     loaded = load_recipe(recipe, [f"data.path={folder}", f"run.dir={folder / 'run'}"])
     began = time.perf_counter()
-    findings = check_before_restart(loaded, 2, loaded.run_dir)
+    findings = check_before_restart(loaded, 2)
     assert not findings, findings
     return time.perf_counter() - began
 

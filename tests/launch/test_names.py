@@ -53,7 +53,7 @@ def written(text: str, recipe_file: Path, folder: Path) -> str:
     request = RunRequest(
         str(recipe_file), overrides, environment=(f"V={text}",), name=text, program=shlex.join(["hlat", text])
     )
-    return batch_script(request, options, folder).text
+    return batch_script(request, options, folder).script
 
 
 @pytest.mark.parametrize("text", ODD)
@@ -129,11 +129,11 @@ def test_the_folders_of_the_output_are_known_or_refused(
             batch_script(request, options, place)
         return
     script = batch_script(request, options, place)
-    assert script.folders == (tmp_path / expected,)
-    assert ("90 %%j/%x-%j.log" in script.text) == (folder == "90 %j")
+    assert script.missing == (tmp_path / expected,)
+    assert ("90 %%j/%x-%j.log" in script.script) == (folder == "90 %j")
 
 
 def test_an_option_of_sbatch_names_a_folder_too(recipe_file: Path, tmp_path: Path) -> None:
     request = RunRequest(str(recipe_file), ("data.path=x",))
     script = batch_script(request, SlurmOptions(sbatch=("--error=errors/%j.err",)), tmp_path)
-    assert script.folders == (tmp_path, tmp_path / "errors")
+    assert script.missing == (tmp_path / "errors",), "the folder of --output is there"

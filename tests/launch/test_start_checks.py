@@ -286,13 +286,13 @@ MODELS: list[Any] = [
 
 @pytest.mark.parametrize(("preset", "precision", "batch"), MODELS, ids=str)
 @pytest.mark.parametrize("length", [64, 2048])
-def test_the_quick_bounds_enclose_the_exact_plan(corpus, tmp_path, preset, precision, batch, length):
-    """A run is refused or accepted without a plan only where the plan would do the same."""
+def test_the_quick_bound_is_above_the_exact_plan(corpus, tmp_path, preset, precision, batch, length):
+    """A run is accepted without a plan only where the plan would do the same."""
     sections = content(corpus, tmp_path, precision=precision, batch=batch, data={"sequence_length": length})
     recipe = place({**sections, "model": preset if isinstance(preset, dict) else {"preset": preset}}).recipe
     assert recipe is not None
     exact = plan_needs(recipe, 1, torch.device("cpu"))["host_bytes"]
-    assert machine._least_memory(recipe) <= exact <= machine._surely_less(recipe)
+    assert exact <= machine._surely_less(recipe)
 
 
 @pytest.mark.parametrize(

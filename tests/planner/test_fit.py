@@ -88,7 +88,9 @@ def test_a_launch_is_refused_or_warned_of(tmp_path, monkeypatch, caplog) -> None
     file = tmp_path / "b.yaml"
     file.write_text(json.dumps(EIGHT))
     submit: dict[str, Any] = {"nodes": 4, "instance": "p5.48xlarge", "dry_run": True}
-    with pytest.raises(LaunchError, match=r"memory: the fullest rank needs 343.*It fits with .*--anyway"):
+    with pytest.raises(
+        LaunchError, match=r"memory: batch.micro_batch = 8: the fullest rank needs 343.*It fits with .*--anyway"
+    ):
         submit_slurm(file, **submit)
     with caplog.at_level(logging.WARNING, "hlat"):
         assert "#SBATCH" in submit_slurm(file, anyway=True, **submit).script

@@ -59,4 +59,3 @@ def test_a_loss_in_chunks_has_the_flops_of_a_whole_one(mode: str) -> None:
     scores = 2 * tokens * model.layers * model.heads * model.n_head_dim * length
     (report,) = rehearse(recipe, 1).ranks
     assert report.flops == flops_per_token(model, length, "full") * tokens + scores
-    assert sum(event.flops for event in report.trace) == report.flops

@@ -100,15 +100,11 @@ def test_prefetching_switched_off_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     assert late_gathers(trace, "backward") == blocks_of(trace)[-2::-1]
 
 
-def test_a_trace_counts_the_messages_and_products_of_the_report() -> None:
+def test_a_trace_has_the_shapes_of_products_and_every_event_once() -> None:
     recipe = recipe_of(2, parallel={"zero": 1}, batch={"global_batch": 4, "micro_batch": 1})
     rehearsed = rehearse(recipe, 2, [1])
     (report,) = rehearsed.ranks
-    assert sum(event.flops for event in report.trace) == report.flops
     assert all(2 * prod(event.shape) == event.flops for event in report.trace if event.kind == PRODUCT)
-    sent = [event.size for event in report.trace if event.is_message]
-    counted = [message.bytes for message, count in report.messages.items() for _ in range(count)]
-    assert sorted(sent) == sorted(counted)
     events = rehearsed.chrome_trace()["traceEvents"]
     assert [event["ts"] for event in events] == list(range(len(report.trace)))
     assert {(event["ph"], event["pid"], event["tid"]) for event in events} == {

@@ -182,16 +182,14 @@ def submit_slurm(
         RecipeError: the recipe has problems, or does not fit the number of processes.
         StorageError: the run's folder cannot be written.
     """
-    from hlat.launch import RunRequest, SlurmOptions, SlurmSubmission, batch_script, submit_script
+    from hlat.launch import RunRequest, SlurmOptions, batch_script, submit_script
 
     words, catalog, variables = tuple(override_words(overrides)), optional_text(hardware), _assignments(environment)
     request = RunRequest(
         str(recipe), words, nodes, nproc, instance, catalog, variables, name, grace, program, least, anyway
     )
-    script = batch_script(request, SlurmOptions() if options is None else options, Path.cwd())
-    # Found before submission, which makes them.
-    missing = tuple(folder for folder in script.folders if not folder.is_dir())
-    return SlurmSubmission(script.text, None if dry_run else submit_script(script), script.run_dir, missing)
+    prepared = batch_script(request, SlurmOptions() if options is None else options, Path.cwd())
+    return prepared if dry_run else submit_script(prepared)
 
 
 @checks_arguments

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hlat.runtime.lazy import lazily
 
 if TYPE_CHECKING:
+    from hlat.hardware.all_reduce_rate import *
     from hlat.hardware.catalog import *
     from hlat.hardware.cluster import *
     from hlat.hardware.machine import *
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __getattr__ = lazily(
     __name__,
     {
+        "all_reduce_rate": "fastest_all_reduce",
         "catalog": "Catalog Chip Instance LaunchSettings PriceKind installed_chip load_catalog",
         "cluster": (
             "Cluster HOST_SHARE Per Site StorageRate close_names no_price parse_cluster parse_site with_network"

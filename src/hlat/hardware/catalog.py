@@ -8,7 +8,7 @@ A user's file has the same sections, ``sources``, ``chips`` and ``instances``; e
 the key of its source. Names must match exactly: "NVIDIA A100-SXM4-40GB MIG 1g.5gb" is not an A100.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import date
 from functools import cache
 from importlib.resources import files
@@ -239,6 +239,10 @@ class Catalog(_Entry):
 
     def instance(self, name: str) -> Instance | None:
         return next((i for i in self.instances if _normalize(i.name) == _normalize(name)), None)
+
+    def with_instances(self, change: Callable[[Instance], Instance]) -> Self:
+        """Return the catalog with every instance changed."""
+        return self.model_copy(update={"instances": [change(instance) for instance in self.instances]})
 
     def chip_by_torch_name(self, name: str) -> Chip | None:
         """The chip that torch reports under exactly this name, or None."""

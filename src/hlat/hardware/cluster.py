@@ -314,5 +314,4 @@ def with_network(catalog: Catalog, text: str | None) -> Catalog:
         unclear = isinstance(rate, str) and "bits or bytes" in rate
         raise HardwareError(f"--network {text}: {rate if unclear else says}")
     network = int(found[1] or 1) * rate.bytes_per_second / 1e9
-    instances = [instance.model_copy(update={"network": network}) for instance in catalog.instances]
-    return catalog.model_copy(update={"instances": instances})
+    return catalog.with_instances(lambda instance: instance.model_copy(update={"network": network}))

@@ -212,9 +212,7 @@ class MeasuredMachine:
         return {"sources": {source: f"measured by hlat on {self.name}"}, "chips": [chip], "instances": [instance]}
 
 
-def measure_machine(
-    device: torch.device, *, budget_seconds: float = 1.0, clock: Callable[[], float] = time.perf_counter
-) -> MeasuredMachine:
+def measure_machine(device: torch.device, *, budget_seconds: float = 1.0) -> MeasuredMachine:
     """Measure matrix products, memory and collectives of this machine.
 
     Other devices are assumed to be equal to ``device``. A CPU counts as one; its all-reduce is between two processes.
@@ -223,10 +221,10 @@ def measure_machine(
     backend = backend_of(device)
     count = backend.device_count()
     flops = {
-        dtype: measure_matmul(device, getattr(torch, dtype), budget_seconds=budget_seconds, clock=clock).flops
+        dtype: measure_matmul(device, getattr(torch, dtype), budget_seconds=budget_seconds).flops
         for dtype in ("bfloat16", "float32")
     }
-    rate = _copy_rate(device, budget_seconds, clock)
+    rate = _copy_rate(device, budget_seconds, time.perf_counter)
     link = _all_reduce_rate(device.type, max(count, 2)) if count > 1 or backend.is_shared else None
     return MeasuredMachine(backend.describe(device), count, flops, backend.memory_bytes(device), rate, link)
 

@@ -64,8 +64,8 @@ def with_prices_of(catalog: Catalog, month: str | None) -> Catalog:
         former = {past.kind: past.price for past in instance.past_prices if past.since <= day < past.until}
         return instance.model_copy(update={"prices": holding | former})
 
-    instances = [change(instance) for instance in catalog.instances]
-    if not any(instance.prices for instance in instances):
+    changed = catalog.with_instances(change)
+    if not any(instance.prices for instance in changed.instances):
         days = [
             day
             for instance in catalog.instances
@@ -76,7 +76,7 @@ def with_prices_of(catalog: Catalog, month: str | None) -> Catalog:
         ]
         first = f"; the earliest are of {_first_month(min(days)):%Y-%m}" if days else ""
         raise HardwareError(f"--prices-of {month}: the catalog has no price of that month{first}")
-    return catalog.model_copy(update={"instances": instances})
+    return changed
 
 
 def _first_day(month: str) -> date:
@@ -109,7 +109,7 @@ def with_quote(catalog: Catalog, quote: tuple[float, Per] | None, interruptions:
             update["failures"] = FailureRate(per_day=interruptions, source=GIVEN)
         return instance.model_copy(update=update)
 
-    return catalog.model_copy(update={"instances": [change(instance) for instance in catalog.instances]})
+    return catalog.with_instances(change)
 
 
 _KINDS: tuple[PriceKind, ...] = get_args(PriceKind)
@@ -156,7 +156,7 @@ def with_quotes(
             return instance
         return instance.model_copy(update={"prices": _prices_on(day, quotes, now), "past_prices": []})
 
-    return catalog.model_copy(update={"instances": [change(instance) for instance in catalog.instances]})
+    return catalog.with_instances(change)
 
 
 def _prices_on(day: date, quotes: Sequence[_Quote], today: date) -> dict[PriceKind, InstancePrice]:

@@ -21,18 +21,16 @@ from hlat.config import Recipe
 from hlat.launch.hosts.records import AttemptOrder, HostStatus, NotLeaderError, Orders, read_orders
 from hlat.launch.local_processes import ProcessSet, RankPlaces, hlat_command, launch_ranks, open_store
 from hlat.launch.preflight.examination import check_before_restart
+from hlat.launch.preflight.request import own_address
 from hlat.launch.supervision.agent import HostAgent, HostPlace, HostRun, NewLeader
 from hlat.launch.supervision.cluster_attempts import ClusterAttempts
 from hlat.launch.supervision.remote_ranks import Bulletin
 from hlat.launch.supervision.supervisor import Supervisor, Voice, heard_and_observed
 from hlat.launch.training_job import TrainingJob, accepted_run, fits, parse_range
-from hlat.runtime.distributed.network import address_of, is_loopback, resolve_addresses
+from hlat.runtime.distributed.network import is_loopback
 from hlat.runtime.errors import HlatError, LaunchError, StorageError
 from hlat.runtime.process import host_name
 from hlat.runtime.slurm import first_number
-
-ADDRESSES_ENV = "HLAT_ADDRESSES"
-"""Environment variable with the addresses of hosts whose names may not resolve: NAME=ADDRESS, separated by spaces."""
 
 # of Slurm, Kubernetes' indexed jobs, torchrun and others; the first that has a number counts
 _NODE_VARIABLES = ("SLURM_NODEID", "JOB_COMPLETION_INDEX", "GROUP_RANK", "NODE_RANK")
@@ -75,18 +73,13 @@ class HostOptions:
         return found
 
     def _find_address(self, environment: Mapping[str, str], most: int, problems: list[str]) -> str:
-        interface = environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-        name = host_name(environment)
-        listed = dict(each.partition("=")[::2] for each in environment.get(ADDRESSES_ENV, "").split())
-        given = self.address or (interface and address_of(interface)) or listed.get(name)
-        wanted = given or name
         try:
-            found = resolve_addresses(wanted)[0]
+            found = own_address(self.address, environment)
         except OSError as error:
-            problems.append(f"the address of this host, {wanted}, is unknown: {error}. Give it with --address.")
+            problems.append(f"the address of this host is unknown: {error}. Give it with --address.")
             return ""
-        if given is None and most > 1 and is_loopback(found):
-            problems.append(f"{wanted} is {found}, where no other host reaches this one. Give another with --address.")
+        if self.address is None and most > 1 and is_loopback(found):
+            problems.append(f"this host is {found}, where no other host reaches it. Give another with --address.")
         return found
 
 
@@ -111,7 +104,7 @@ def supervise_on_hosts(job: TrainingJob, nproc: int, hosts: HostOptions, voice: 
 
 def _examine_host(recipe: Recipe, nproc: int) -> list[str]:
     """Examine this host as ``hlat doctor`` does, without other hosts; return what forbids a restart on it."""
-    findings = check_before_restart(recipe, nproc, recipe.run_dir)
+    findings = check_before_restart(recipe, nproc)
     return [str(finding) for finding in findings if not finding.is_warning]
 
 

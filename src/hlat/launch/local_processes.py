@@ -1,8 +1,7 @@
 """Processes of this machine: what every launcher gives, what they print, and the launch of one or several of them.
 
-    launcher --> ProcessSet (pids, poll, error_file) --send_signal, kill_ranks--> ranks
-                                                     --end_leftovers------------> what ranks left behind
-    files --read every tenth of a second by a thread, follow_output--> lines --> show
+    launcher --> ProcessSet (pids, poll, error_file)
+    output of a process --copy_lines, on a thread--> show
     supervisor, about 40 MB --fork, launch_forked--> worker in its own session --work--> exit code, error report
     command, RankPlaces --launch_ranks--> so many new interpreters, with the variables of their ranks
     command, N --launch_multiprocess--> the same, and a store on loopback, which this process serves
@@ -25,16 +24,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import IO, Protocol, TextIO
+from typing import IO, Protocol
 
 from hlat.runtime.backend.table import interface_variables
 from hlat.runtime.distributed.network import RUN_SECRET_ENV, is_loopback, listen
-from hlat.runtime.process import INTERRUPTED_MESSAGE, LAUNCHER_ENV, STOP_SIGNALS, session_is_alive, stop_exit_code
+from hlat.runtime.process import INTERRUPTED_MESSAGE, LAUNCHER_ENV, STOP_SIGNALS, stop_exit_code
 from hlat.runtime.terminal import erase_line
 
 _POLL = 0.05  # seconds
@@ -67,87 +66,20 @@ class ProcessSet(Protocol):
         """Path of a rank's error report."""
 
 
-def send_signal(
-    workers: ProcessSet, ranks: Sequence[int], number: int, send: Callable[[int, int], None] = os.kill
-) -> None:
-    """Send a signal to ranks not known to have ended, and not to their children; ``send`` may pick a thread."""
-    for rank in ranks:
-        with suppress(ProcessLookupError):
-            send(workers.pids[rank], number)
-
-
-def kill_ranks(workers: ProcessSet, ranks: Sequence[int]) -> None:
-    """Kill ranks, including stopped ones, and wait until they have ended."""
-    send_signal(workers, ranks, signal.SIGKILL)
-    for rank in ranks:
-        while workers.poll(rank) is None:
-            time.sleep(_POLL)
-
-
-def end_leftovers(
-    workers: ProcessSet, savers: set[int], silence: Callable[[], float], grace: float, hurries: Callable[[], bool]
-) -> None:
-    """Kill what ranks left behind, once it has ended, was silent for ``grace`` seconds, or ``hurries()``."""
-    leaders = {*workers.pids.values(), *savers}  # savers of checkpoints lead sessions of their own
-    for leader in leaders:  # a process that was stopped with its rank must continue to finish
-        _signal_group(leader, signal.SIGCONT)
-    begin = time.monotonic()
-    # A save that makes progress may take as long as it needs; silence() is the time since its last sign of life.
-    while not hurries() and min(silence(), time.monotonic() - begin) < grace and session_is_alive(leaders):
-        time.sleep(_POLL)
-    for leader in leaders:
-        _signal_group(leader, signal.SIGKILL)
-
-
-def _signal_group(leader: int, number: int) -> None:
+def signal_group(leader: int, number: int) -> None:
+    """Send a signal to the process group of a leader, if it is there."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
 
 
-_READ_EVERY = 0.1  # seconds
-
-
-@contextmanager
-def follow_output(files: Sequence[Path], show: Callable[[str], None] | None) -> Iterator[None]:
-    """Show the lines appended to files within the block, the last ones included; ``show`` runs on a thread."""
-    if show is None:
-        yield
-        return
-    ended = threading.Event()
-    thread = threading.Thread(target=_follow_files, args=(files, show, ended), name="hlat-output", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-def _follow_files(files: Sequence[Path], show: Callable[[str], None], ended: threading.Event) -> None:
-    streams: dict[Path, TextIO] = {}
-    rests = dict.fromkeys(files, "")
-    last = False
-    while True:
-        for path in files:
-            with suppress(OSError):  # not there yet, or removed with the folder of the attempt
-                stream = streams.get(path) or streams.setdefault(path, path.open(encoding="utf-8", errors="replace"))
-                *lines, rests[path] = (rests[path] + stream.read()).split("\n")
-                for line in lines:
-                    show(line)
-        if last:
-            break
-        last = ended.wait(_READ_EVERY)  # one more reading after the end: what was printed last
-    for path, rest in rests.items():
-        if rest:
-            show(rest)
-        if path in streams:
-            streams[path].close()
+_CLOSING = 5.0  # seconds for the last lines of a process: one that it has left behind may hold its output open
 
 
 def copy_lines(stream: IO[bytes], show: Callable[[str], None]) -> None:
     """Show each line of a process's output until it ends."""
-    for line in stream:
-        show(line.decode("utf-8", "replace").rstrip("\r\n"))
+    with stream:
+        for line in stream:
+            show(line.decode("utf-8", "replace").rstrip("\r\n"))
 
 
 class ForkedWorker:
@@ -231,11 +163,12 @@ _LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 
 class SpawnedRanks:
-    """New processes of one command, by rank; error reports and output go into ``folder``."""
+    """New processes of one command, by rank; error reports go into ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._copying: list[threading.Thread] = []
 
     @property
     def pids(self) -> dict[int, int]:
@@ -247,36 +180,39 @@ class SpawnedRanks:
     def error_file(self, rank: int) -> Path:
         return self._folder / f"error-{rank}.json"
 
-    def output_files(self, rank: int) -> tuple[Path, Path]:
-        """Files of the standard output and the standard error of a rank, if they are kept."""
-        return self._folder / f"rank-{rank}.out", self._folder / f"rank-{rank}.err"
-
-    def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str], keeps_output: bool) -> None:
+    def start(
+        self, rank: int, command: Sequence[str], environment: Mapping[str, str], show: Callable[[str], None] | None
+    ) -> None:
         own = {**os.environ, **environment, "TORCHELASTIC_ERROR_FILE": str(self.error_file(rank))}
-        with ExitStack() as opened:
-            files = [opened.enter_context(path.open("wb")) for path in self.output_files(rank) if keeps_output]
-            out, err = files or (None, None)
-            # Each process leads its own session: a terminal's Ctrl-C reaches only this one, which forwards it once.
-            # One while Python starts would print its traceback: the command unblocks it when it has its handler.
-            with _blocked([signal.SIGINT]):
-                process = subprocess.Popen(command, stdout=out, stderr=err, env=own, start_new_session=True)
+        out, err = (None, None) if show is None else (subprocess.PIPE, subprocess.STDOUT)
+        # Each process leads its own session: a terminal's Ctrl-C reaches only this one, which forwards it once.
+        # One while Python starts would print its traceback: the command unblocks it when it has its handler.
+        with _blocked([signal.SIGINT]):
+            process = subprocess.Popen(command, stdout=out, stderr=err, env=own, start_new_session=True)
         self._processes[rank] = process
+        if show is not None:
+            assert process.stdout is not None, "it is a pipe"
+            thread = threading.Thread(target=copy_lines, args=(process.stdout, show), name="hlat-output", daemon=True)
+            thread.start()
+            self._copying.append(thread)
 
     def save_and_stop(self) -> None:
         """Ask those that still run to save and stop, and wait for them; not for ever."""
         running = [process for process in self._processes.values() if process.poll() is None]
         for process in running:
-            _signal_group(process.pid, signal.SIGTERM)
+            signal_group(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + _SAVING
         while any(process.poll() is None for process in running) and time.monotonic() < deadline:
             time.sleep(_POLL)
 
     def end(self) -> None:
-        """Kill those that still run."""
+        """Kill those that still run, and show what they have printed last."""
         for process in self._processes.values():
             if process.poll() is None:
-                _signal_group(process.pid, signal.SIGKILL)
+                signal_group(process.pid, signal.SIGKILL)
                 process.wait()
+        for thread in self._copying:
+            thread.join(_CLOSING)
 
 
 @contextmanager
@@ -296,9 +232,8 @@ def launch_ranks(
     try:
         for local in range(places.nproc):
             variables = {**rank_environment(local, places), **environment}
-            workers.start(places.first + local, command, variables, keeps_output=show is not None)
-        with follow_output([file for rank in workers.pids for file in workers.output_files(rank)], show):
-            yield workers
+            workers.start(places.first + local, command, variables, show)
+        yield workers
     except BaseException:  # a bug in the supervisor must not lose the run's steps
         workers.save_and_stop()
         raise

@@ -37,7 +37,6 @@ from hlat.resilience import GOODPUT_FILE, Goodput, Hang, HeartbeatReading, Watch
 from hlat.runtime import version
 from hlat.runtime.helper_process import Channel
 from hlat.runtime.process import is_running, is_stopped
-from hlat.runtime.terminal import listed
 from hlat.tracking import decode_record, from_json_value
 
 _REMEMBERED_BYTES = 1 << 12  # last bytes read, by which a copy of the file is recognized
@@ -163,10 +162,7 @@ class RunObserver:
     def _trouble(self, hang: Hang | None) -> str | None:
         if is_stopped(self._run.parent):
             return f"process {self._run.parent} is stopped by a signal"
-        if hang is None:
-            return None
-        who = listed(hang.ranks)
-        return f"rank {who} hangs in {hang.phase} of step {hang.step} for {hang.seconds:.0f} s: {hang.why}"
+        return None if hang is None else str(hang)
 
     def _goodput(self, attempts: int, beats: list[HeartbeatReading], now: float) -> dict[str, float]:
         """Return the seconds by part until the end of rank 0's last phase; later ones are not known yet."""

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from hlat.config import Recipe, RecipeError
 from hlat.hardware import Cluster, LaunchSettings
 from hlat.launch.preflight.request import cluster_of
-from hlat.launch.start_checks import surely_fits
+from hlat.launch.start_checks import check_device_memory, findings
+from hlat.launch.start_place import Here, StartPlace, sections_of
 from hlat.planner import load_run_recipe, resolve_defaults
 from hlat.runtime.errors import LaunchError
 from hlat.runtime.terminal import escape_controls, line_problems, plural
@@ -40,18 +41,14 @@ _logger = logging.getLogger(__name__)
 
 def _warn_of_devices(instance: str, per_node: int, nproc: int) -> None:
     """Warn of accelerators that are reserved and idle, or shared by processes: the job takes all of a machine's."""
-    devices = f"the job reserves the {plural(per_node, 'device')} of each {instance}"
+    what, share = "starts more processes than that", ""
     if nproc < per_node:
-        _logger.warning(
-            "warning: %s, and --nproc %d uses %d of them. Use --nproc %d, which is the default; or, to share machines, "
-            "leave out --instance and ask the scheduler for %d.",
-            *(devices, nproc, nproc, per_node, nproc),
-        )
-    else:
-        _logger.warning(
-            "warning: %s, and --nproc %d starts more processes than that. Use --nproc %d, which is the default.",
-            *(devices, nproc, per_node),
-        )
+        what = f"uses {nproc} of them"
+        share = f"; or, to share machines, leave out --instance and ask the scheduler for {nproc}"
+    _logger.warning(
+        "warning: the job reserves the %s of each %s, and --nproc %d %s. Use --nproc %d, which is the default%s.",
+        *(plural(per_node, "device"), instance, nproc, what, per_node, share),
+    )
 
 
 @dataclass(frozen=True)
@@ -117,20 +114,14 @@ class RunRequest:
 
     def _memory_problems(self, recipe: Recipe, cluster: Cluster | None, nproc: int) -> list[str]:
         """Return a run that does not fit into the devices of the instance; only warn of it if it is to go on."""
-        doubtful = [] if cluster is None else [one for one in recipe.each_stage() if not surely_fits(one, cluster)]
-        if cluster is None or not doubtful:
-            return []
-        from hlat.planner import recipe_fit  # noqa: PLC0415 - imports torch
-
-        problems = []
-        for stage in doubtful:
-            fit = recipe_fit(stage, cluster, max(1, self.nodes) * max(1, nproc))
-            of_stage = "" if stage.place is None else f"stage {stage.place.stage.name}: "
-            if not fit.fits and self.anyway:
-                _logger.warning("warning: memory: %s%s.", of_stage, fit)
-            elif not fit.fits:
-                problems.append(f"memory: {of_stage}{fit}. {fit.remedy} Or --anyway submits it as it is.")
-        return problems
+        # Nothing is found without a cluster.
+        here = Here(None, max(1, self.nodes) * max(1, nproc), cluster, files=False)
+        found = list(findings(StartPlace(sections_of(recipe), recipe, here), (check_device_memory,)))
+        if not self.anyway:
+            return [f"memory: {problem} Or --anyway submits it as it is." for problem in found]
+        for problem in found:
+            _logger.warning("warning: memory: %s", problem)
+        return []
 
     def _variables(self, problems: list[str]) -> dict[str, str]:
         variables: dict[str, str] = {}

@@ -11,10 +11,21 @@ A problem stops the run; a note is a warning. ``start_examination`` runs the che
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from hlat.config import ZERO_BUBBLE, Problem, Recipe, SettingNote, model_differences, own_parts
+from hlat.config import (
+    ZERO_BUBBLE,
+    Problem,
+    Recipe,
+    SettingNote,
+    StageConfig,
+    changeable,
+    in_stage,
+    model_differences,
+    own_parts,
+)
 from hlat.hardware import Cluster
 from hlat.launch.preflight.request import available_memory, memory_limit
 from hlat.launch.start_place import StartPlace
@@ -182,7 +193,6 @@ def check_stages_text(place: StartPlace) -> Iterator[Problem]:
         yield Problem(f"stages.{its.index}", message, "")
 
 
-_LEAST_STATE = 8  # bytes per parameter: weights, gradients and two moments in bf16, the smallest of all modes
 _SURELY_STATE = 24  # bytes per parameter: no mode and no optimizer keeps as many (fp32 weights, gradients, two moments)
 _SURELY_ACTIVATIONS = 64  # elements of 4 bytes per token, layer and element of the widest of its activations
 _FREE_SHARE = 0.5  # of the free memory: what surely fits into it needs no exact plan, which imports torch
@@ -232,10 +242,6 @@ def check_memory(place: StartPlace) -> Iterator[Problem | SettingNote]:
     free, total = available_memory(), memory_limit()
     if _surely_less(recipe) * processes < _FREE_SHARE * free:
         return
-    least = _least_memory(recipe)  # sharded or not: all processes are here
-    if least > total:
-        yield _too_much(recipe, f"over {_gib(least)} of memory for weights, gradients and optimizer alone", total)
-        return
     import torch  # noqa: PLC0415 - only where memory may be short
 
     from hlat.launch.preflight.recipe_needs import plan_needs  # noqa: PLC0415
@@ -243,7 +249,12 @@ def check_memory(place: StartPlace) -> Iterator[Problem | SettingNote]:
     each = plan_needs(recipe, world, torch.device("cpu"))["host_bytes"]
     needed = f"{processes} x {_gib(each)}" if processes > 1 else _gib(each)
     if each * processes > total:
-        yield _too_much(recipe, f"{needed} of memory at its peak", total)
+        reason = f"the run needs {needed} of memory at its peak, and this machine (or container) has {_gib(total)}."
+        remedy = (
+            "Use a smaller batch.micro_batch or model, memory.activation_checkpointing, or a larger machine; "
+            "`hlat plan` shows what the memory is for."
+        )
+        yield Problem("batch.micro_batch", reason, remedy, recipe.batch.micro_batch, True)
     elif each * processes > free:
         text = f"memory: the run needs {needed} at its peak, and {_gib(free)} are free now."
         yield SettingNote("free-memory", text, "End other programs, or use a smaller batch.micro_batch.")
@@ -280,15 +291,6 @@ def surely_fits(recipe: Recipe, cluster: Cluster) -> bool:
     return _surely_less(recipe) < _FREE_SHARE * cluster.memory_bytes
 
 
-def _too_much(recipe: Recipe, needed: str, total: int) -> Problem:
-    reason = f"the run needs {needed}, and this machine (or container) has {_gib(total)}."
-    remedy = (
-        "Use a smaller batch.micro_batch or model, memory.activation_checkpointing, or a larger machine; `hlat plan` "
-        "shows what the memory is for."
-    )
-    return Problem("batch.micro_batch", reason, remedy, recipe.batch.micro_batch, True)
-
-
 def check_disk(place: StartPlace) -> Iterator[Problem]:
     """Yield a disk without room for the checkpoints that are kept, and the prepared data of all stages."""
     recipe, folder = place.recipe, place.run_dir
@@ -319,10 +321,6 @@ def check_disk(place: StartPlace) -> Iterator[Problem]:
     )
     remedy = "Keep fewer (checkpoint.keep_last), free space, or choose another run.dir."
     yield Problem("checkpoint.keep_last", reason, remedy, kept, True)
-
-
-def _least_memory(recipe: Recipe) -> float:
-    return count_parameters(recipe.model).total * _LEAST_STATE
 
 
 def _surely_less(recipe: Recipe) -> float:
@@ -439,3 +437,28 @@ START_CHECKS: tuple[StartCheck, ...] = (
     note_cores,
 )
 """All checks. What is odd in a recipe alone, wherever it runs, is in the table of ``hlat.config.notes``."""
+
+
+def findings(place: StartPlace, checks: Sequence[StartCheck]) -> Iterator[Problem | SettingNote]:
+    """Yield what checks find, of each stage what they have not found of an earlier one, under the stage's name."""
+    known = set[str]()
+    for number, stage in enumerate(place.stages):
+        for finding in (one for check in checks for one in check(stage)):
+            key = str(finding)
+            # What no stage changes is found again in each.
+            if isinstance(finding, Problem) and not changeable(finding.path):
+                key = finding.path
+            if number and key in known:
+                continue
+            known.add(key)
+            yield _named(finding, number, place.recipe.stages) if place.recipe and place.recipe.stages else finding
+
+
+def _named(finding: Problem | SettingNote, number: int, stages: Sequence[StageConfig]) -> Problem | SettingNote:
+    """Name the stage of a finding; what is found of the first holds for the run."""
+    if isinstance(finding, SettingNote):
+        return replace(finding, text=f"stage {stages[number].name}: {finding.text}") if number else finding
+    named = in_stage(finding, number, stages)
+    if named == finding and number and changeable(finding.path):
+        named = replace(finding, path=f"stages.{number}.{finding.path}")
+    return named

@@ -18,30 +18,23 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hlat.config import (
-    Fix,
-    Problem,
-    Recipe,
-    RecipeError,
-    SettingNote,
-    StageConfig,
-    changeable,
-    in_stage,
-    own_parts,
-)
+from pydantic import TypeAdapter
+from pydantic_core import to_json
+
+from hlat.config import Problem, Recipe, RecipeError, SettingNote, own_parts
 from hlat.launch.start_checks import (
     FORECAST_NOTE,
     START_CHECKS,
     TOKENIZER_NOTE,
     VALIDATION_NOTE,
-    StartCheck,
     check_device_memory,
+    findings,
     surely_fits,
 )
 from hlat.launch.start_place import Here, StartPlace, sections_of
@@ -116,40 +109,18 @@ def load_and_check(load: Callable[[], Recipe], here: Here, *, forked: bool = Fal
     return StartReport(place.recipe, tuple(notes), inputs, tuple(chosen))
 
 
-def _find(place: StartPlace) -> tuple[list[Problem], list[SettingNote], list[str]]:
+_Found = tuple[list[Problem], list[SettingNote], list[str]]  # problems, notes, and values that were chosen
+
+
+def _find(place: StartPlace) -> _Found:
     chosen = place.choose_defaults()
     checks = START_CHECKS if place.here.files else (check_device_memory,)
-    found = list(_findings(place, checks))
+    found = list(findings(place, checks))
     problems = [finding for finding in found if isinstance(finding, Problem)]
     return problems, [finding for finding in found if isinstance(finding, SettingNote)], chosen
 
 
-def _findings(place: StartPlace, checks: Sequence[StartCheck]) -> Iterator[Problem | SettingNote]:
-    """Yield what checks find, of each stage what they have not found of an earlier one, under the stage's name."""
-    known = set[str]()
-    for number, stage in enumerate(place.stages):
-        for finding in (one for check in checks for one in check(stage)):
-            key = str(finding)
-            # What no stage changes is found again in each.
-            if isinstance(finding, Problem) and not changeable(finding.path):
-                key = finding.path
-            if number and key in known:
-                continue
-            known.add(key)
-            yield _named(finding, number, place.recipe.stages) if place.recipe and place.recipe.stages else finding
-
-
-def _named(finding: Problem | SettingNote, number: int, stages: Sequence[StageConfig]) -> Problem | SettingNote:
-    """Name the stage of a finding; what is found of the first holds for the run."""
-    if isinstance(finding, SettingNote):
-        return replace(finding, text=f"stage {stages[number].name}: {finding.text}") if number else finding
-    named = in_stage(finding, number, stages)
-    if named == finding and number and changeable(finding.path):
-        named = replace(finding, path=f"stages.{number}.{finding.path}")
-    return named
-
-
-def _find_forked(place: StartPlace) -> tuple[list[Problem], list[SettingNote], list[str]]:
+def _find_forked(place: StartPlace) -> _Found:
     """Find in a forked process; if it ends without an answer, find here, where the error shows itself."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # or both processes would write the buffered text
@@ -159,25 +130,21 @@ def _find_forked(place: StartPlace) -> tuple[list[Problem], list[SettingNote], l
     process.start()
     sender.close()  # or the pipe would not end with the child
     try:
-        answer = json.loads(receiver.recv_bytes())
+        return TypeAdapter(_Found).validate_json(receiver.recv_bytes())
     except EOFError:
         place.opens_device = False
         return _find(place)
     finally:
         process.join()
-    problems = [Problem(**{**each, "fixes": tuple(Fix(**fix) for fix in each["fixes"])}) for each in answer["problems"]]
-    return problems, [SettingNote(**each) for each in answer["notes"]], answer["chosen"]
 
 
 def _answer(place: StartPlace, sender: Connection) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)  # the process that waits says that it was ended
-    problems, notes, chosen = _find(place)
-    lists = {"problems": [asdict(each) for each in problems], "notes": [asdict(each) for each in notes]}
-    answer = {**lists, "chosen": chosen}
+    found = to_json(_find(place), fallback=str)  # str: not every value is of JSON
     with suppress(BrokenPipeError):  # the process that waits was ended
-        sender.send_bytes(json.dumps(answer, default=str).encode())  # str: not every value is of JSON
+        sender.send_bytes(found)
 
 
 _SHOWN_ERROR = 1000  # last characters of what a failing import printed

@@ -1,9 +1,9 @@
-"""Observers of every operation on plain tensors, backward passes and collectives included: memory and messages.
+"""Observers of every operation on plain tensors, backward passes and collectives included; and their memory.
 
     operation -> executed -> observer(operation, arguments, result), in order of execution
         MemoryTracker   -> live storages with bytes and category -> their sum -> its largest value
-        MessageCounter  -> kind, bytes, group -> axes along which the group's ranks differ -> Message, counted
-        FlopCounter, Trace (trace.py)
+        Trace (trace.py) -> messages, products and others in their order
+    group of a message -> MeshAxes -> axes along which the group's ranks differ
 
 A storage is one allocation, shared by all its views. Parameters, gradients and optimizer state are identified at the
 moment of the peak. Every other storage gets the category of the phase in which it was created. Real tensors and the
@@ -166,11 +166,8 @@ class MemoryTracker:
                 self._resize(storage._cdata, storage.nbytes())
             return result
 
-        torch.UntypedStorage.resize_ = tracked  # type: ignore[method-assign, assignment]
-        try:
+        with patch.object(torch.UntypedStorage, "resize_", tracked):
             yield
-        finally:
-            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
 
     def _add(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -237,24 +234,14 @@ class Message(NamedTuple):
     bytes: int  # of the complete tensor
 
 
-class MessageCounter:
-    """Counts messages in ``messages``; ``on_buffer`` gets every tensor sent or received, and the axis."""
+class MeshAxes:
+    """Mesh axes of the groups of a layout."""
 
-    def __init__(self, layout: Layout, on_buffer: Callable[[torch.Tensor, str], None]) -> None:
-        self._layout, self._on_buffer = layout, on_buffer
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
         self._axes: dict[str, str] = {}  # by name of the group
-        self.messages: Counter[Message] = Counter()
 
-    def observe(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
-        if func.namespace != "c10d":
-            return
-        tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
-        axis = self.axis_of(args)
-        self.messages[Message(axis, message_kind(func), max((tensor.nbytes for tensor in tensors), default=0))] += 1
-        for tensor in tensors:
-            self._on_buffer(tensor, axis)
-
-    def axis_of(self, args: Iterable[Any]) -> str:
+    def of(self, args: Iterable[Any]) -> str:
         """Mesh axes along which the ranks of an operation's group differ, joined by "+"."""
         (group,) = (ProcessGroup.unbox(value) for value in args if _is_group(value))
         if group.group_name not in self._axes:

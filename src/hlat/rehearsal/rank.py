@@ -6,9 +6,11 @@
 The optimizer's state is created before that step, so that the step is like every later one.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -19,8 +21,8 @@ from hlat.data import Batch
 from hlat.model import local
 from hlat.optim import Optimizer
 from hlat.parallel import Coordinates, Layout, ParallelModel, build_parallel
-from hlat.rehearsal.observers import MemoryTracker, Message, MessageCounter, OperationObserver, storage_key
-from hlat.rehearsal.trace import FlopCounter, Trace, TraceEvent
+from hlat.rehearsal.observers import MemoryTracker, MeshAxes, Message, OperationObserver, storage_key
+from hlat.rehearsal.trace import TO_ITSELF, Trace, TraceEvent
 from hlat.runtime.distributed.join import Runtime, host_values
 from hlat.runtime.progress import enter_phase
 from hlat.training import (
@@ -45,11 +47,20 @@ class RankReport:
     peak: dict[str, int]  # bytes at the peak by category (CATEGORIES)
     peak_phase: str  # of the step
     between_steps: dict[str, int]  # bytes by category
-    messages: dict[Message, int]  # number of each
-    flops: int  # of matrix products and attention
     checkpoint_blocks: int  # tensor chunks that the rank writes to a checkpoint
     checkpoint_bytes: int
     trace: tuple[TraceEvent, ...]  # messages and operations in the order of issue
+
+    @cached_property
+    def messages(self) -> dict[Message, int]:
+        """Number of messages of each kind."""
+        sent = ((event.axis.replace(TO_ITSELF, ""), event.kind, event.size) for event in self.trace if event.is_message)
+        return dict(Counter(Message(*each) for each in sent))
+
+    @cached_property
+    def flops(self) -> int:
+        """FLOPs of matrix products and attention."""
+        return sum(event.flops for event in self.trace)
 
 
 def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
@@ -61,9 +72,8 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
     enter_phase("start")
     layout = Layout.of(recipe.parallel, runtime.world)
     storages = _StateStorages()
-    memory, flops = MemoryTracker(storages.categories), FlopCounter()
-    counter = MessageCounter(layout, lambda tensor, axis: _mark_message(memory, tensor, axis))
-    trace = Trace(counter.axis_of)
+    memory = MemoryTracker(storages.categories)
+    trace = Trace(MeshAxes(layout).of, lambda tensor, axis: _mark_message(memory, tensor, axis))
     with memory.resizing(), scheduled_gc():
         with OperationObserver(memory.observe):
             model = build_parallel(recipe, runtime, seed=None)
@@ -74,10 +84,7 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
             components.reset()
         storages.follow(model, optimizer, components.state())
         batch = _batch(recipe, model)
-        with (
-            OperationObserver(memory.observe, counter.observe, flops.observe, trace.observe),
-            _loss_marked(model, memory),
-        ):
+        with OperationObserver(memory.observe, trace.observe), _loss_marked(model, memory):
             # The complete batch counts as memory on the device, like its micro-batches.
             whole = [tokens.view_as(tokens) for tokens in (batch.inputs_BS, batch.labels_BS)]
             step = 1 if recipe.place is None else recipe.place.first + 1
@@ -96,8 +103,6 @@ def rehearse_rank(recipe: Recipe, runtime: Runtime) -> RankReport:
         peak=peak,
         peak_phase=memory.phase,
         between_steps=between_steps,
-        messages=dict(counter.messages),
-        flops=flops.total,
         checkpoint_blocks=len(blocks),
         checkpoint_bytes=sum(blocks),
         trace=tuple(trace.events),

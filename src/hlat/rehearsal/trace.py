@@ -34,24 +34,20 @@ _ATTENTION_FORWARD = (
     torch.ops.aten._scaled_dot_product_fused_attention_overrideable,
     *_OWN_ATTENTION,
 )
+_OWN_BACKWARD = (
+    torch.ops.hlat.attend_within_documents_backward,
+    torch.ops.hlat.attend_backward,
+    torch.ops.hlat.attend_altered_backward,
+)
 _ATTENTION_BACKWARD = (
     torch.ops.aten._scaled_dot_product_cudnn_attention_backward,
     torch.ops.aten._scaled_dot_product_efficient_attention_backward,
     torch.ops.aten._scaled_dot_product_flash_attention_backward,
     torch.ops.aten._scaled_dot_product_fused_attention_overrideable_backward,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,
-    torch.ops.hlat.attend_within_documents_backward,
-    torch.ops.hlat.attend_backward,
-    torch.ops.hlat.attend_altered_backward,
+    *_OWN_BACKWARD,
 )
-
-
-_WITH_WINDOW = (
-    *_OWN_ATTENTION,
-    torch.ops.hlat.attend_within_documents_backward,
-    torch.ops.hlat.attend_backward,
-    torch.ops.hlat.attend_altered_backward,
-)
+_WITH_WINDOW = (*_OWN_ATTENTION, *_OWN_BACKWARD)
 
 # torch has no formulas for products that add to an operand in place; they have the FLOPs of those that return the sum.
 _IN_PLACE = {
@@ -88,6 +84,9 @@ class FlopCounter:
 
 ENDS = "embedding, norm and head"
 """Name of the FSDP module with everything that no other one gathers."""
+
+TO_ITSELF = "self"
+"""Axis of a message of one rank to itself."""
 
 PRODUCT, FP8_PRODUCT = "product", "fp8 product"
 ATTENTION, ATTENTION_BACKWARD = "attention", "attention backward"
@@ -127,11 +126,18 @@ class TraceEvent:
 
 
 class Trace:
-    """Collects the events of a step in ``events``; ``axis_of`` returns mesh axes from the arguments of a message."""
+    """Collects the events of a step in ``events``; ``axis_of`` returns mesh axes from the arguments of a message.
 
-    def __init__(self, axis_of: Callable[[Iterable[Any]], str]) -> None:
+    ``on_buffer`` gets every tensor sent or received, and the axis.
+    """
+
+    def __init__(
+        self,
+        axis_of: Callable[[Iterable[Any]], str],
+        on_buffer: Callable[[torch.Tensor, str], None] = lambda tensor, axis: None,
+    ) -> None:
         self.events: list[TraceEvent] = []
-        self._axis_of = axis_of
+        self._axis_of, self._on_buffer = axis_of, on_buffer
         self._flops = FlopCounter()
         self._computed = self._exchanged = ""  # module whose operations, or whose message, are next
         self._pass: LabelledPass | None = None
@@ -141,10 +147,12 @@ class Trace:
         if name == "profiler::_record_function_enter_new":
             self._read_label(str(args[0]))
         elif func.namespace == "c10d":
-            tensors = (leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor))
+            tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
             size = max((tensor.nbytes for tensor in tensors), default=0)
             # A message of one rank to itself goes along no axis.
-            axis = self._axis_of(args) or "self"
+            axis = self._axis_of(args) or TO_ITSELF
+            for tensor in tensors:
+                self._on_buffer(tensor, axis)
             self.events.append(self._event(message_kind(func), self._exchanged, axis=axis, size=size))
             self._exchanged = ""
         elif not func.is_view:

@@ -12,12 +12,10 @@ micro-batch is rehearsed: buffers and order depend on their number.
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from queue import SimpleQueue
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,7 +33,6 @@ from hlat.parallel import (
     representative_ranks,
 )
 from hlat.precision import resolve_mode
-from hlat.rehearsal.observers import Message
 from hlat.rehearsal.plan import FitVerdict, PlannedStep, judge, plan_step
 from hlat.rehearsal.rank import RankReport, rehearse_rank
 from hlat.rehearsal.report import rehearsal_json
@@ -67,17 +64,11 @@ def extended(report: RankReport, left_out: int, recipe: Recipe) -> RankReport:
     if not left_out:
         return report
     middle = [event for event in report.trace if event.of_pass is not None and event.of_pass.micro_batch == _REPEATED]
-    messages = Counter(report.messages)
-    for event in middle:
-        if event.is_message:
-            messages[Message(event.axis, event.kind, event.size)] += left_out
     added = _token_bytes(recipe, left_out)
     return replace(
         report,
         peak_bytes=report.peak_bytes + sum(added.values()),
         peak={name: size + added.get(name, 0) for name, size in report.peak.items()},
-        messages=dict(messages),
-        flops=report.flops + left_out * sum(event.flops for event in middle),
         trace=_repeated(report.trace, middle, left_out),
     )
 
@@ -278,39 +269,29 @@ def _outcomes(
     if count == 1:
         yield from (_outcome(recipe, world, rank, device) for rank in ranks)
         return
-    # Not by fork, which torch's threads do not survive.
-    start = partial(start_program, f"{__name__}:rehearse_ranks", name="a process of the rehearsal")
+    # Not by fork, which torch's threads do not survive. Each takes every count-th rank, in order.
+    work, name = f"{__name__}:rehearse_ranks", "a process of the rehearsal"
     helpers: list[HelperProcess] = []
-    idle: SimpleQueue[HelperProcess] = SimpleQueue()
-
-    def ask(rank: int) -> Outcome:
-        helper = idle.get()
-        try:
-            helper.send(rank)
-            outcome: Outcome = helper.receive()
-        except PeerEnded as end:
-            raise LaunchError(
-                f"{end}. If memory ran out, rehearse with fewer processes, or close other programs."
-            ) from None
-        finally:  # also of a killed one: who waits for it learns that
-            idle.put(helper)
-        return outcome
-
-    with ThreadPoolExecutor(count) as pool:
-        try:
-            for _ in range(count):
-                helpers.append(start(recipe, world, device))
-                idle.put(helpers[-1])
-            yield from pool.map(ask, ranks)
-        finally:  # also of a rank's error: no thread waits for the others
-            for helper in helpers:
-                helper.kill()
+    with ExitStack() as stack:
+        for first in range(count):
+            helpers.append(start_program(work, recipe, world, ranks[first::count], device, name=name))
+            stack.callback(helpers[-1].kill)
+        for index in range(len(ranks)):
+            try:
+                outcome: Outcome = helpers[index % count].receive()
+            except PeerEnded as end:
+                raise LaunchError(
+                    f"{end}. If memory ran out, rehearse with fewer processes, or close other programs."
+                ) from None
+            yield outcome
 
 
-def rehearse_ranks(channel: Channel, recipe: Recipe, world: int, device: SimulatedDevice | None) -> None:
-    """Send the outcome of each rank that is asked for; the work of a helper process."""
-    while True:
-        channel.send(_outcome(recipe, world, channel.receive()[0], device))
+def rehearse_ranks(
+    channel: Channel, recipe: Recipe, world: int, ranks: Sequence[int], device: SimulatedDevice | None
+) -> None:
+    """Send the outcome of each rank; the work of a helper process."""
+    for rank in ranks:
+        channel.send(_outcome(recipe, world, rank, device))
 
 
 def _outcome(recipe: Recipe, world: int, rank: int, device: SimulatedDevice | None) -> Outcome:

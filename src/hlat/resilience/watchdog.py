@@ -25,6 +25,7 @@ from statistics import median
 
 from hlat.resilience.heartbeat import HEARTBEAT_FOLDER, HeartbeatReading
 from hlat.runtime.backend.faults import HangLimits
+from hlat.runtime.terminal import listed
 
 # Phases without time limit, in which text is prepared, checkpoints are loaded, and exports are waited for.
 UNLIMITED = ("start", "end")
@@ -47,6 +48,10 @@ class Hang:
     step: int  # number of the current step, counted from 1
     seconds: float  # seconds since that phase began
     why: str
+
+    def __str__(self) -> str:
+        who = f"rank {self.ranks[0]} hangs" if len(self.ranks) == 1 else f"ranks {listed(self.ranks)} hang"
+        return f"{who} in {self.phase} of step {self.step} for {self.seconds:.0f} s: {self.why}"
 
 
 @dataclass

@@ -126,14 +126,13 @@ class Sweep:
     runs: tuple[SweepRun, ...]  # in order
 
 
-def plan_sweep(recipe: str, words: Sequence[str], folder: str | None, world: int | None = None) -> Sweep:
+def plan_sweep(recipe: str, words: Sequence[str], folder: str | None) -> Sweep:
     """Name the runs of a sweep and check each of their recipes.
 
     Args:
         recipe: recipe file, or the name of a shipped recipe.
         words: axes and overrides, as ``parse_axes`` takes them.
         folder: folder of the runs; None for runs/NAME-sweep, NAME being that of the recipe.
-        world: number of processes of each run; None checks only that some number fits.
 
     Raises:
         RecipeError: a mistake in the axes; or in the recipe of some run, with every problem named once.
@@ -154,7 +153,7 @@ def plan_sweep(recipe: str, words: Sequence[str], folder: str | None, world: int
         name = _run_name([(names[field], value) for field, value in varied.items()], len(runs))
         fixed = [f"{axis.field}={value}" for axis, value in zip(axes, values, strict=True)]
         try:
-            loaded = load_recipe(recipe, fixed, world=world)
+            loaded = load_recipe(recipe, fixed)  # for some number of processes
         except RecipeError as error:
             problems += [problem for problem in error.problems if problem not in problems]
             continue

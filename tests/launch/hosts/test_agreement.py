@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hlat.launch.hosts.network import accept_connections, blame_network, can_connect, link_problem, neighbours
+from hlat.launch.hosts.network import accept_connections, blame_network, connect_all, link_problem, neighbours
 from hlat.launch.hosts.records import (
     AttemptOrder,
     HostMember,
@@ -21,7 +21,7 @@ from hlat.launch.hosts.records import (
     is_candidate,
     leader_is_alive,
     newest_term,
-    parse_status,
+    parse_record,
     read_orders,
     write_record,
 )
@@ -52,7 +52,7 @@ def test_records_come_back_as_they_were_written_and_only_this_user_may_read_them
     ranks = (RankStatus(2, None, None, reading(rank=2)), RankStatus(3, -9, report, None, False, "stack"))
     written = status(1, ranks=ranks, signals=(10,), unreachable={"0": 2.5}, link="down", findings=("x",))
     write_record(host_file(tmp_path, 1), written)
-    assert parse_status(host_file(tmp_path, 1).read_bytes()) == written
+    assert parse_record(HostStatus, host_file(tmp_path, 1).read_bytes()) == written
     attempt = AttemptOrder(3, "l", tuple(members(2)), "10.0.0.1", 29500, "secret", {"A": "b"}, 60.0)
     orders = Orders(2, 0, "a", "l", attempt, (Instruction(1, "signal", (0, 1), 10.0),))
     write_record(tmp_path / "orders.json", orders)
@@ -64,7 +64,7 @@ def test_records_come_back_as_they_were_written_and_only_this_user_may_read_them
 def test_a_record_of_another_version_or_half_a_one_is_none(tmp_path, text):
     host_file(tmp_path, 0).write_text(text)
     (tmp_path / "orders.json").write_text(text)
-    assert parse_status(host_file(tmp_path, 0).read_bytes()) is None
+    assert parse_record(HostStatus, host_file(tmp_path, 0).read_bytes()) is None
     assert read_orders(tmp_path) is None
 
 
@@ -104,7 +104,7 @@ def test_clocks_of_hosts_do_not_matter_because_no_record_has_a_time_of_day(tmp_p
     """The table takes its own clock, and statuses have ages only."""
     rank = RankStatus(0, 1, ErrorReport("own", "x", True, 1, -0.5), None)
     write_record(host_file(tmp_path, 0), status(0, ranks=(rank,)))
-    found = parse_status(host_file(tmp_path, 0).read_bytes())
+    found = parse_record(HostStatus, host_file(tmp_path, 0).read_bytes())
     assert found is not None and found.ranks[0].report is not None
     assert found.ranks[0].report.time == -0.5
 
@@ -196,8 +196,10 @@ def test_every_host_is_looked_at_by_others_and_looks_at_few(count):
 
 def test_a_connection_is_accepted_on_one_address_only_and_a_closed_port_is_not_reached():
     with accept_connections("127.0.0.1") as port:
-        assert can_connect([("127.0.0.1", port), ("127.0.0.2", port)], 2.0) == {("127.0.0.1", port)}
-    assert can_connect([("127.0.0.1", port)], 0.5) == set()
+        found = connect_all([("127.0.0.1", port), ("127.0.0.2", port)], 2.0)
+    assert found == {("127.0.0.1", port): "", ("127.0.0.2", port): "Connection refused"}
+    assert connect_all([("127.0.0.1", port)], 0.5) == {("127.0.0.1", port): "Connection refused"}
+    assert connect_all([]) == {}
 
 
 def test_the_link_of_loopback_is_up_and_an_address_of_another_machine_has_none():

@@ -30,6 +30,10 @@ def test_the_number_of_a_host_is_that_of_its_scheduler(variables, number):
 def test_the_address_is_that_of_the_interface_for_gloo_and_names_are_resolved():
     assert HostOptions(1, 0).resolve(1, {"GLOO_SOCKET_IFNAME": "lo"})[2].address == "127.0.0.1"
     assert HostOptions(2, 0, "localhost").resolve(1, {})[2].address in ("127.0.0.1", "::1")
+    with pytest.raises(LaunchError, match="the network interface no0 has no address here"):
+        HostOptions(1, 0).resolve(1, {"GLOO_SOCKET_IFNAME": "no0"})
+    listed = {"SLURMD_NODENAME": "n1", "HLAT_ADDRESSES": "n0=10.0.0.1 n1=10.0.0.2"}
+    assert HostOptions(2, 0).resolve(1, listed)[2].address == "10.0.0.2"
 
 
 def test_all_problems_are_told_at_once(monkeypatch):
@@ -39,14 +43,14 @@ def test_all_problems_are_told_at_once(monkeypatch):
     text = str(caught.value)
     assert "--nodes 4:2: expected a number of hosts" in text
     assert "--node is missing" in text
-    assert "no-such-host, is unknown" in text
+    assert "the address of this host is unknown: no-such-host: Name or service not known" in text
     with pytest.raises(LaunchError, match=r"--node 2: with --nodes 2 it is between 0 and 1"):
         HostOptions(2, 2, "127.0.0.1").resolve(1, {})
 
 
 def test_a_name_that_is_loopback_is_refused_for_several_hosts(monkeypatch):
     """Debian's /etc/hosts gives a machine's own name to 127.0.1.1, where no other host reaches it."""
-    with pytest.raises(LaunchError, match=r"localhost is .*where no other host reaches this one"):
+    with pytest.raises(LaunchError, match=r"this host is .*where no other host reaches it"):
         HostOptions(2, 0).resolve(1, {"SLURMD_NODENAME": "localhost"})
     assert HostOptions(1, 0).resolve(1, {"SLURMD_NODENAME": "localhost"})[2].index == 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hlat.launch.hosts.records import FOLDER, host_file, parse_status
+from hlat.launch.hosts.records import FOLDER, HostStatus, host_file, parse_record
 from tests.support.launch.host_worker import NPROC
 from tests.support.launch.launching import ROOT, wait_until
 
@@ -52,7 +52,11 @@ class Hosts:
         """True if all supervisors that run say that their ranks of one attempt have made steps."""
         nodes = [node for node, process in self.processes.items() if process.poll() is None]
         files = [host_file(self.folder / "run" / FOLDER, node) for node in nodes]
-        found = [status for file in files if file.exists() and (status := parse_status(file.read_bytes())) is not None]
+        found = [
+            status
+            for file in files
+            if file.exists() and (status := parse_record(HostStatus, file.read_bytes())) is not None
+        ]
         beats = [rank.beat for status in found for rank in status.ranks if rank.code is None and rank.beat is not None]
         trained = [beat for beat in beats if beat.start_step is not None and beat.step > beat.start_step]
         return len({status.attempt for status in found}) == 1 and len(trained) == NPROC * len(nodes)

@@ -5,15 +5,21 @@ import fcntl
 import os
 import re
 import subprocess
+import threading
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from hlat.launch.preflight import run_folder_checks as incidents
 from hlat.launch.preflight.health_check import Case, Evidence, culprits
 from hlat.launch.preflight.judgement import CHECKS, Gathered, judge
 from hlat.launch.preflight.rank_checks import axis_groups
-from hlat.launch.preflight.rank_measurements import MEASUREMENTS
+from hlat.launch.preflight.rank_measurements import MEASUREMENTS, RankPlace
 from hlat.launch.preflight.request import HostTools, HostView, PreflightOptions, make_request
 from hlat.resilience import heartbeat_root
 from hlat.tracking import EventLog
@@ -138,11 +144,57 @@ def test_a_name_that_cannot_be_resolved_is_a_warning_only():
     assert [symptom.is_warning for symptom in found] == [True]
 
 
+class Threads:
+    """Ranks of one process, a thread each, with what ``measure_links`` uses of a group."""
+
+    def __init__(self, world: int) -> None:
+        self.world, self._barrier, self._sent = world, threading.Barrier(world), defaultdict(Queue)
+
+    def of(self, rank: int) -> SimpleNamespace:
+        def exchange(sent: dict[int, torch.Tensor], received: dict[int, torch.Tensor]) -> None:
+            for target, tensor in sent.items():
+                self._sent[rank, target].put(tensor)
+            for source, tensor in received.items():
+                tensor.copy_(self._sent[source, rank].get(timeout=600))
+
+        return SimpleNamespace(world=self.world, barrier=self._barrier.wait, exchange=exchange)
+
+
+@pytest.mark.parametrize(
+    ("world", "sources"),
+    [(2, []), (4, [[2], [], [0], []]), (6, [[4, 2], [], [0, 4], [], [2, 0], []])],
+    ids=["one host", "two hosts", "three hosts"],
+)
+def test_the_first_process_of_a_host_hears_from_those_of_the_two_before_it(world: int, sources: list[list[int]]):
+    group = Threads(world)
+
+    def measured(rank: int) -> list[int]:
+        place = RankPlace(torch.device("cpu"), rank, ranks=group.of(rank), nproc=2)
+        rates = MEASUREMENTS["links"](place)["rates"]
+        assert all(rate > 0 for _, rate in rates)
+        return [source for source, _ in rates]
+
+    with ThreadPoolExecutor(world) as pool:
+        assert list(pool.map(measured, range(world))) == (sources or [[]] * world)
+
+
+def test_a_slow_link_blames_the_host_of_most_slow_pairs():
+    fast, slow = 200e6, 12e6
+    facts = [[[4, fast], [2, slow]], [], [[0, slow], [4, slow]], [], [[2, slow], [0, fast]], []]
+    found = symptoms("link-rate", [{"rates": rates} for rates in facts], nproc=2)
+    assert [node for node, _ in found] == [1]
+    links = "h1 to h0 12 MB/s, h0 to h1 12 MB/s, h2 to h1 12 MB/s, h1 to h2 12 MB/s"
+    assert found[0][1] == f"its links are slow: {links}, expected 40 MB/s or more"
+    assert symptoms("link-rate", [{"rates": [[1, fast]]}, {"rates": [[0, fast]]}]) == []
+
+
 def test_of_two_clocks_the_second_is_wrong_and_of_three_the_odd_one():
     at = [{"offset": 0.0, "error_bound": 0.0}, {"offset": -3.0, "error_bound": 0.01}]
     assert symptoms("clock-skew", at) == [(1, "its clock is 3.0 s behind those of the other hosts")]
     three = [*at, {"offset": -3.01, "error_bound": 0.01}]
     assert symptoms("clock-skew", three) == [(0, "its clock is 3.0 s ahead of those of the other hosts")]
+    ranks = [found for found in three for _ in range(2)]
+    assert len(symptoms("clock-skew", ranks, nproc=2)) == 1, "the processes of a host have one clock"
     assert symptoms("clock-skew", [at[0], {"offset": 1.5, "error_bound": 0.6}]) == []
 
 

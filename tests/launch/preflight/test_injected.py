@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,32 +19,32 @@ import torch
 from hlat.config import load_recipe
 from hlat.launch.preflight.examination import check_before_restart, run_preflight
 from hlat.launch.preflight.judgement import PreflightReport
-from hlat.launch.preflight.rank_processes import RANK_COMMAND
+from hlat.launch.preflight.rank_processes import RANK_WORK
 from hlat.launch.preflight.request import HostTools, PreflightOptions, make_request
 
 pytestmark = pytest.mark.slow
 
 
-def odd_rank(fault: str) -> Sequence[str]:
-    """Command of a rank process with a fault."""
-    return [sys.executable, "-m", "tests.support.launch.odd_rank", fault]
+def odd_rank(fault: str) -> str:
+    """Work of a rank process with a fault."""
+    return f"tests.support.launch.odd_rank:{fault}"
 
 
 def examine(
     run_dir: Path,
     tools: HostTools | None = None,
-    command: Sequence[str] = RANK_COMMAND,
+    work: str = RANK_WORK,
     recipes: tuple[str | None, str | None] = (None, None),
     wait: float = 40,
 ) -> PreflightReport:
-    """Examine hosts a and b; tools, command and the second recipe are those of b."""
+    """Examine hosts a and b; tools, work and the second recipe are those of b."""
     reports: dict[int, PreflightReport] = {}
 
     def host(node: int) -> None:
         name, options = "ab"[node], PreflightOptions(nodes=2, node=node, name="ab"[node], address="127.0.0.1")
         request = make_request(recipes[node], (), replace(options, patience=wait))
         request = replace(request, run_dir=run_dir, name=name)
-        reports[node] = run_preflight(request, tools if node else None, command if node else RANK_COMMAND)
+        reports[node] = run_preflight(request, tools if node else None, work if node else RANK_WORK)
 
     threads = [threading.Thread(target=host, args=(node,)) for node in range(2)]
     for thread in threads:
@@ -76,13 +75,12 @@ def own_locks(descriptor: int, operation: int) -> None:
 @pytest.mark.parametrize(
     ("tools", "name"),
     [
-        (HostTools(clock=lambda: time.time() + 30), "clock-skew"),
         (HostTools(flock=no_locks), "run-folder-locks"),
         (HostTools(flock=own_locks), "run-folder-shared"),
         (HostTools(available_memory=lambda: 100 << 20), "host-memory"),
         (HostTools(), None),
     ],
-    ids=["clock", "no locks", "locks of one host", "memory", "healthy"],
+    ids=["no locks", "locks of one host", "memory", "healthy"],
 )
 def test_a_faulty_system_is_named(tmp_path: Path, tools: HostTools, name: str | None):
     report = examine(tmp_path, tools)
@@ -93,13 +91,22 @@ def test_a_faulty_system_is_named(tmp_path: Path, tools: HostTools, name: str | 
 
 @pytest.mark.parametrize(
     ("fault", "name"),
-    [("flip", "matmul-result"), ("slow", "matmul-rate"), ("die", "rank-processes"), ("hang", "collectives-finish")],
+    [
+        ("flip", "matmul-result"),
+        ("slow", "matmul-rate"),
+        ("die", "rank-processes"),
+        ("hang", "collectives-finish"),
+        ("ahead", "clock-skew"),
+    ],
 )
 def test_a_faulty_process_is_named(tmp_path: Path, fault: str, name: str):
-    report = examine(tmp_path, command=odd_rank(fault), wait=25 if fault == "hang" else 40)
+    report = examine(tmp_path, work=odd_rank(fault), wait=25 if fault == "hang" else 40)
     print(report.seconds, [str(finding) for finding in report.findings])
     assert found(report) == [("b", name)]
-    assert "rank 1: " in report.findings[0].message
+    if fault == "ahead":
+        assert report.findings[0].message == "its clock is 30.0 s ahead of those of the other hosts"
+    else:
+        assert "rank 1: " in report.findings[0].message
 
 
 def test_another_recipe_is_named(tmp_path: Path, recipe_file: Path):
@@ -124,12 +131,10 @@ def test_a_missing_device_is_named(tmp_path: Path, recipe_file: Path):
 def test_before_a_restart_a_healthy_host_has_no_findings_and_a_leftover_is_one(tmp_path: Path, recipe_file: Path):
     recipe = load_recipe(recipe_file, [f"data.path={tmp_path}", f"run.dir={tmp_path / 'run'}"])
     began = time.monotonic()
-    assert check_before_restart(recipe, 2, recipe.run_dir) == []
+    assert check_before_restart(recipe, 2) == []
     print(f"before a restart: {time.monotonic() - began:.2f} s")
-    assert [finding.name for finding in check_before_restart(recipe, 1, recipe.run_dir, command=odd_rank("flip"))] == [
-        "matmul-result"
-    ]
-    hung = check_before_restart(recipe, 1, recipe.run_dir, 2.0, command=["sleep", "100"])
+    assert [finding.name for finding in check_before_restart(recipe, 1, work=odd_rank("flip"))] == ["matmul-result"]
+    hung = check_before_restart(recipe, 1, 2.0, work=odd_rank("asleep"))
     assert [finding.name for finding in hung] == ["rank-processes"]
 
 

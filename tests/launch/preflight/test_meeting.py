@@ -1,33 +1,24 @@
-"""The meeting of hosts in a folder, their connections, options, and reports merged by ``--hosts``."""
+"""The meeting of hosts in a folder, their processes, options, and reports merged by ``--hosts``."""
 
 import json
 import math
+import os
 import shutil
 import stat
 import sys
 import threading
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hlat.launch import examine_by_ssh
-from hlat.launch.hosts.network import accept_connections
 from hlat.launch.hosts.records import HostStatus, host_file, write_record
 from hlat.launch.preflight import meeting as meetings
-from hlat.launch.preflight.meeting import (
-    Meeting,
-    ask_time,
-    connect,
-    existing_part,
-    measure_rate,
-    remove_if_empty,
-    serve_links,
-)
+from hlat.launch.preflight.meeting import Meeting, existing_part, remove_if_empty
 from hlat.launch.preflight.rank_processes import rank_processes
-from hlat.launch.preflight.request import Peer, PreflightOptions, make_request
+from hlat.launch.preflight.request import PreflightOptions, make_request
 from hlat.runtime.errors import LaunchError
+from hlat.runtime.helper_process import Channel
 
 
 def meet(folder: Path, node: int, nodes: int, patience: float) -> Meeting:
@@ -38,7 +29,7 @@ def meet(folder: Path, node: int, nodes: int, patience: float) -> Meeting:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch):
     """Limits that no host on a busy machine exceeds."""
-    for name in ("_SILENCE", "_LEAVING", "_LINK_TIMEOUT"):
+    for name in ("_SILENCE", "_LEAVING"):
         monkeypatch.setattr(meetings, name, 600.0)
 
 
@@ -134,36 +125,30 @@ def test_folders_that_were_made_are_removed_up_to_those_that_were_there(tmp_path
     assert kept == tmp_path and [path.name for path in (tmp_path / "a").iterdir()] == ["file"]
 
 
-def test_a_link_tells_the_time_takes_data_and_refuses_strangers(patient: None):
-    begin = time.monotonic()
-    with accept_connections("127.0.0.1", 0, serve_links("0" * 32, lambda: 1000.0)) as port:
-        peer = Peer("a", "a", "127.0.0.1", ("127.0.0.1",), port, "0" * 32)
-        offset, bound = ask_time(peer, lambda: 1007.0)
-        assert abs(offset - 7.0) <= bound + 1e-3 and bound < time.monotonic() - begin
-        begin = time.monotonic()
-        assert measure_rate(peer) > meetings._SENT_BYTES / (time.monotonic() - begin + 1e-3)
-        with pytest.raises(OSError, match="another program answers"):
-            connect(replace(peer, token="1" * 32))
-    with pytest.raises(OSError, match="refused"):
-        connect(peer)
-
-
-RANK = """
-cd $HLAT_BEATS
-until [ -s orders-$LOCAL_RANK ]; do sleep 0.01; done
-echo '{"module": "device", "facts": {"order": '$(cat orders-$LOCAL_RANK)'}}' > answers-$LOCAL_RANK
-[ $LOCAL_RANK = 1 ] && { echo no memory >&2; exit 3; }
-echo '{"done": true}' >> answers-$LOCAL_RANK
-exec sleep 100
-"""
+def answer(channel: Channel) -> None:
+    """Answer orders as the program of a rank does; rank 1 ends then, and rank 2 fails."""
+    while True:
+        order, _ = channel.receive()
+        channel.send({"module": "device", "facts": {"order": order}})
+        if os.environ["LOCAL_RANK"] == "1":
+            os.write(2, b"starting\nno memory\n")
+            os._exit(3)
+        if os.environ["LOCAL_RANK"] == "2":
+            raise ValueError("no such device")
+        if "late" not in order:
+            channel.send({"done": True})
 
 
 def test_a_process_of_a_rank_answers_its_own_order_or_says_how_it_ended():
-    with rank_processes(2, ["sh", "-c", RANK]) as ranks:
-        done, died = ranks.ask([{"n": 5}, {"n": 6}], 60.0)
-    assert [found["modules"]["device"]["order"]["n"] for found in (done, died)] == [5, 6]
+    with rank_processes(3, f"{__name__}:answer") as ranks:
+        done, died, failed = ranks.ask([{"n": 5}, {"n": 6}, {"n": 7}], 60.0)
+        late, *_ = ranks.ask([{"n": 8, "late": True}], 0.5)
+    assert [found["modules"]["device"]["order"]["n"] for found in (done, died, failed)] == [5, 6, 7]
     assert (done["died"], done["trouble"], done["progress"]) == ("", "", 2)
     assert died["died"] == died["trouble"] == "ended with exit code 3: no memory"
+    assert failed["died"] == failed["trouble"] == "failed: ValueError: no such device"
+    assert (late["died"], late["trouble"]) == ("", "its process did not finish within 0.5 s")
+    assert late["modules"]["device"]["order"]["n"] == 8, "not what it had answered before"
 
 
 SLURM_TASK = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "2"}

@@ -1,14 +1,15 @@
-"""A rank process of the preflight with a fault: ``python -m tests.support.launch.odd_rank FAULT``."""
+"""Rank processes of the preflight with a fault each, as works of helper processes."""
 
 import os
 import signal
-import sys
 import time
+from collections.abc import Callable
 
 import torch
 
-from hlat.launch.preflight import rank_program as rank_main
+from hlat.launch.preflight import rank_program
 from hlat.launch.preflight.rank_measurements import RankTools
+from hlat.runtime.helper_process import Channel
 
 
 def flipped(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -31,14 +32,31 @@ def stop_now_and_then() -> None:
     os._exit(0)
 
 
-FAULTS = {
-    "flip": rank_main.together,
-    "slow": lambda *order: (stop_now_and_then(), rank_main.together(*order)),
-    "die": lambda *order: os.kill(os.getpid(), signal.SIGKILL),
-    "hang": lambda *order: time.sleep(600),
-}
+def follow(channel: Channel, together: Callable[..., object], tools: RankTools | None = None) -> None:
+    """Follow orders, the one to measure together by a function."""
+    rank_program.ORDERS["together"] = together
+    rank_program.follow_orders(channel, tools)
 
-if __name__ == "__main__":
-    fault = sys.argv[1]
-    rank_main.ORDERS["together"] = FAULTS[fault]
-    rank_main.main(RankTools(product=flipped) if fault == "flip" else None)
+
+def flip(channel: Channel) -> None:
+    follow(channel, rank_program.together, RankTools(product=flipped))
+
+
+def ahead(channel: Channel) -> None:
+    follow(channel, rank_program.together, RankTools(clock=lambda: time.time() + 30))
+
+
+def slow(channel: Channel) -> None:
+    follow(channel, lambda *order: (stop_now_and_then(), rank_program.together(*order)))
+
+
+def die(channel: Channel) -> None:
+    follow(channel, lambda *order: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def hang(channel: Channel) -> None:
+    follow(channel, lambda *order: time.sleep(600))
+
+
+def asleep(channel: Channel) -> None:
+    time.sleep(600)

@@ -1,6 +1,6 @@
 """The network between the hosts of a run: who does not reach whom, and which hosts are to blame.
 
-    accept_connections   on the address of this host, each closed at once, or served
+    accept_connections   on the address of this host, each closed at once
     Prober               a connection per second to each target --> seconds since a target last answered
     statuses of all hosts: pairs that fail, links that are down --blame_network--> hosts whose network fails, and why
 
@@ -9,11 +9,11 @@ files, so they still hear from each other, and each says whom it does not reach.
 """
 
 import errno
-import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -28,18 +28,15 @@ _FEW_HOSTS = 8  # hosts up to which each connects to all others
 Target = tuple[str, int]
 """Address and port."""
 
-Serve = Callable[[socket.socket], None]
-"""Answers another host on a connection, and closes it."""
-
 
 @contextmanager
-def accept_connections(address: str, port: int = 0, serve: Serve = socket.socket.close) -> Iterator[int]:
+def accept_connections(address: str, port: int = 0) -> Iterator[int]:
     """Accept connections on this address only, and yield the port; 0 takes a free one.
 
-    ``serve`` gets each connection, on one thread. OSError: the address is not this host's, or the port is taken.
+    OSError: the address is not this host's, or the port is taken.
     """
     with listen(address, port) as listener:
-        thread = threading.Thread(target=_accept, args=(listener, serve), name="reachability", daemon=True)
+        thread = threading.Thread(target=_accept, args=(listener,), name="reachability", daemon=True)
         thread.start()
         yield int(listener.getsockname()[1])
         with suppress(OSError):
@@ -47,7 +44,7 @@ def accept_connections(address: str, port: int = 0, serve: Serve = socket.socket
     thread.join(_CONNECT)
 
 
-def _accept(listener: socket.socket, serve: Serve) -> None:
+def _accept(listener: socket.socket) -> None:
     while True:
         try:
             connection, _ = listener.accept()
@@ -56,7 +53,7 @@ def _accept(listener: socket.socket, serve: Serve) -> None:
                 time.sleep(_PROBE_EVERY)
                 continue
             return  # closed
-        serve(connection)
+        connection.close()
 
 
 def neighbours(index: int, indices: list[int]) -> list[int]:
@@ -105,44 +102,27 @@ class Prober:
     def _run(self) -> None:
         while not self._stop.is_set():
             begin = time.monotonic()
-            targets = list(dict.fromkeys(self._targets.values()))
-            reached = can_connect(targets, _CONNECT)
-            for target in targets:
-                if target in reached:
+            for target, problem in connect_all(set(self._targets.values())).items():
+                if problem:
+                    self._failing.setdefault(target, begin)
+                else:
                     self._answered[target] = begin
                     self._failing.pop(target, None)
-                else:
-                    self._failing.setdefault(target, begin)
             self._stop.wait(max(0.0, _PROBE_EVERY - (time.monotonic() - begin)))
 
 
-def can_connect(targets: list[Target], seconds: float) -> set[Target]:
-    """Connect to all targets at the same time; return those that answered within ``seconds``."""
-    # poll: select takes no descriptors above 1023
-    poller, waiting, reached = select.poll(), {}, set()
-    deadline = time.monotonic() + seconds
-    try:
-        for target in targets:
-            family = socket.AF_INET6 if ":" in target[0] else socket.AF_INET
-            connection = socket.socket(family, socket.SOCK_STREAM)
-            waiting[connection.fileno()] = (connection, target)
-            connection.setblocking(False)
-            if connection.connect_ex(target) in (0, errno.EINPROGRESS):
-                poller.register(connection, select.POLLOUT)
-        pending = len(waiting)
-        while pending and (left := deadline - time.monotonic()) > 0:
-            for number, _ in poller.poll(1000 * left):
-                poller.unregister(number)
-                pending -= 1
-                connection, target = waiting[number]
-                if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:  # one that failed is writable too
-                    reached.add(target)
-            if not pending:
-                break
-    finally:
-        for connection, _ in waiting.values():
-            connection.close()
-    return reached
+def connect_all(targets: Collection[Target], seconds: float = _CONNECT) -> dict[Target, str]:
+    """Connect to all targets at the same time; return why each has not answered in time, an empty text if it has."""
+
+    def attempt(target: Target) -> str:
+        try:
+            socket.create_connection(target, timeout=seconds).close()
+        except OSError as error:
+            return str(error.strerror or error) or type(error).__name__
+        return ""
+
+    with ThreadPoolExecutor(max(1, len(targets))) as pool:
+        return dict(zip(targets, pool.map(attempt, targets), strict=True))
 
 
 def link_problem(address: str) -> str:

@@ -18,17 +18,21 @@ see it cannot take part in the run. A leader may be stopped between its look at 
 can still replace those of its successor, once. Nobody follows them, and the successor writes its own again.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from hlat.launch.worker_process import ErrorReport
 from hlat.resilience import HeartbeatReading
+
+T = TypeVar("T")
 
 FOLDER = ".hosts"
 """Folder of these files in the folder of the run."""
@@ -155,54 +159,30 @@ def write_record(path: Path, record: HostStatus | Orders) -> None:
     partial = path.with_name(f"{path.name}.partial")
     # Only this user may read it: orders have the secret of the rendezvous.
     descriptor = os.open(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(asdict(record), file)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(to_json(record))
     partial.replace(path)  # no fsync: after a crash of this host, nobody needs it
 
 
-def parse_status(text: bytes) -> HostStatus | None:
-    """Parse the status of a host; None if it is none, or one of another version of hlat."""
+_readers: dict[type, TypeAdapter[Any]] = {}  # made when they are needed: that takes as long as an import
+
+
+def parse_record(kind: type[T], text: bytes) -> T | None:
+    """Parse a record; None if it is none, or one of a version of hlat with other fields."""
+    if kind not in _readers:
+        _readers[kind] = TypeAdapter(kind)
     try:
-        return _parse_host(json.loads(text))
-    except (TypeError, KeyError, ValueError, AttributeError):
+        found: T = _readers[kind].validate_json(text)
+    except ValidationError:
         return None
+    return found
 
 
 def read_orders(folder: Path) -> Orders | None:
     """Read the orders of the leader; None if there are none, or those of another version of hlat."""
-    try:
-        return _parse_orders(json.loads((folder / ORDERS).read_bytes()))
-    except (OSError, TypeError, KeyError, ValueError, AttributeError):
-        return None
-
-
-def _parse_host(content: dict[str, Any]) -> HostStatus:
-    ranks = tuple(_parse_rank(rank) for rank in content.pop("ranks"))
-    signals, findings = tuple(content.pop("signals")), tuple(content.pop("findings"))
-    return HostStatus(**content, ranks=ranks, signals=signals, findings=findings)
-
-
-def _parse_rank(content: dict[str, Any]) -> RankStatus:
-    report, beat = content.pop("report"), content.pop("beat")
-    return RankStatus(
-        **content,
-        report=None if report is None else ErrorReport(**report),
-        beat=None if beat is None else HeartbeatReading(**beat),
-    )
-
-
-def _parse_orders(content: dict[str, Any]) -> Orders:
-    attempt, instructions = content.pop("attempt"), content.pop("instructions")
-    return Orders(
-        **content,
-        attempt=None if attempt is None else _parse_attempt(attempt),
-        instructions=tuple(Instruction(**each | {"ranks": tuple(each["ranks"])}) for each in instructions),
-    )
-
-
-def _parse_attempt(content: dict[str, Any]) -> AttemptOrder:
-    members = tuple(HostMember(**member) for member in content.pop("members"))
-    return AttemptOrder(**content, members=members)
+    with suppress(OSError):
+        return parse_record(Orders, (folder / ORDERS).read_bytes())
+    return None
 
 
 @dataclass(frozen=True)
@@ -251,7 +231,7 @@ class HostTable:
         if text == self._texts.get(path):
             return None
         self._texts[path] = text
-        return parse_status(text)
+        return parse_record(HostStatus, text)
 
     def seen(self, index: int) -> SeenStatus | None:
         return self._seen.get(index)

@@ -3,7 +3,7 @@
     each host: start rank processes --> checks of the host --> meet the others --> checks of ranks, between hosts
     host 0:    who is there, can they join? --> all processes join and measure together --> judgement --> report
 
-    after an incident: recipe, nproc, run_dir --check_before_restart: device, products, memory, run folder, leftovers-->
+    after an incident: recipe, nproc --check_before_restart: device, products, memory, run folder, leftovers-->
         findings about this host, in a few seconds; no process joins another, nothing is exchanged with other hosts
 
 Every wait ends: a host that gives no sign of life is left behind and named, and processes that hang are ended. This
@@ -12,7 +12,6 @@ process does not import torch.
 
 import fcntl
 import os
-import secrets
 import socket
 import time
 from collections.abc import Collection, Sequence
@@ -34,9 +33,9 @@ from hlat.launch.preflight.judgement import (
     measure,
     modules_of,
 )
-from hlat.launch.preflight.meeting import Meeting, existing_part, remove_if_empty, serve_links
+from hlat.launch.preflight.meeting import Meeting, existing_part, remove_if_empty
 from hlat.launch.preflight.rank_checks import axis_groups
-from hlat.launch.preflight.rank_processes import RANK_COMMAND, RankProcesses, rank_processes
+from hlat.launch.preflight.rank_processes import RANK_WORK, RankProcesses, rank_processes
 from hlat.launch.preflight.request import HostTools, HostView, Peer, PreflightOptions, PreflightRequest, make_request
 from hlat.runtime.distributed.network import own_addresses
 
@@ -44,18 +43,14 @@ from hlat.runtime.distributed.network import own_addresses
 _OBSTACLES = {"device-visible", "listen", "connections"}
 
 
-def run_preflight(
-    request: PreflightRequest,
-    tools: HostTools | None = None,
-    command: Sequence[str] = RANK_COMMAND,
-) -> PreflightReport:
+def run_preflight(request: PreflightRequest, tools: HostTools | None = None, work: str = RANK_WORK) -> PreflightReport:
     """Examine this host with the others; all return one report, or a partial one if they could not meet."""
-    return replace(_Examination(request, tools or HostTools(), command).run(), node=request.node)
+    return replace(_Examination(request, tools or HostTools(), work).run(), node=request.node)
 
 
 class _Examination:
-    def __init__(self, request: PreflightRequest, tools: HostTools, command: Sequence[str]) -> None:
-        self._request, self._tools, self._command = request, tools, command
+    def __init__(self, request: PreflightRequest, tools: HostTools, work: str) -> None:
+        self._request, self._tools, self._work = request, tools, work
         self._began = time.monotonic()
         self._gathered = Gathered({request.node: request.name}, request.nproc, links=_published_links(request))
         self._limit = request.options.patience
@@ -66,7 +61,7 @@ class _Examination:
         with ExitStack() as stack:
             stack.callback(lambda: remove_if_empty(request.run_dir, self._kept))
             # First of all: they import torch while this process examines the host.
-            ranks = stack.enter_context(rank_processes(request.nproc, self._command))
+            ranks = stack.enter_context(rank_processes(request.nproc, self._work))
             place, peer = self._listen(stack)
             facts = measure(checks_of("host"), place)
             shared = request.run_dir if request.nodes > 1 else ranks.folder  # one host leaves the run's folder alone
@@ -82,17 +77,16 @@ class _Examination:
     def _listen(self, stack: ExitStack) -> tuple[HostView, Peer]:
         """Listen on the address of this host; return its place, and how others reach it."""
         request, options = self._request, self._request.options
-        address, error, port, token = "", "", 0, secrets.token_hex(16)
+        address, error, port = "", "", 0
         try:
             address = request.listen_address()
-            serve = serve_links(token, self._tools.clock)
-            port = stack.enter_context(accept_connections(address, options.port, serve))
+            port = stack.enter_context(accept_connections(address, options.port))
         except OSError as failure:
             error = f"cannot listen on {options.address or address or socket.gethostname()}"
             error += f", port {options.port}" if options.port else ""
             error += f": {failure.strerror or failure}"
         addresses = tuple(found for each in own_addresses().values() for found in each)
-        peer = Peer(request.name, socket.gethostname(), address, addresses, port, token)
+        peer = Peer(request.name, socket.gethostname(), address, addresses, port)
         return HostView(request, self._tools, error), peer
 
     def _ask_alone(self, ranks: RankProcesses) -> list[Facts]:
@@ -181,6 +175,7 @@ class _Examination:
                 "environment": {name: str(value) for name, value in variables.items()}
                 | {"RANK": str(first + local), "LOCAL_RANK": str(local)},
                 "device": request.device,
+                "nproc": request.nproc,
                 "folder": str(meeting.folder),
                 "groups": admission["groups"],
                 "modules": modules_of("together"),
@@ -257,14 +252,7 @@ def _published_links(request: PreflightRequest) -> dict[str, float]:
 _CORES_PER_PROCESS = 2  # cores of this machine per process: importing torch takes most of the time, and a core
 
 
-def check_before_restart(
-    recipe: Recipe,
-    nproc: int,
-    run_dir: Path,
-    seconds: float = 30.0,
-    tools: HostTools | None = None,
-    command: Sequence[str] = RANK_COMMAND,
-) -> list[Finding]:
+def check_before_restart(recipe: Recipe, nproc: int, seconds: float = 30.0, work: str = RANK_WORK) -> list[Finding]:
     """Examine this host alone, without collectives; about as long as importing torch takes.
 
     Call it when the processes of the run have ended: those that still run are findings, except this process and those
@@ -272,20 +260,14 @@ def check_before_restart(
     a healthy host has none.
     """
     request = make_request(recipe, (), PreflightOptions(nproc=nproc, nodes=1, node=0))
-    place = HostView(replace(request, run_dir=run_dir.absolute()), tools or HostTools())
+    place = HostView(request)
     gathered = Gathered({0: request.name}, nproc)
-    with rank_processes(min(nproc, max(1, (os.cpu_count() or 1) // _CORES_PER_PROCESS)), command) as ranks:
+    with rank_processes(min(nproc, max(1, (os.cpu_count() or 1) // _CORES_PER_PROCESS)), work) as ranks:
         gathered.add_host(0, measure(checks_of("host", quick=True), place))
         for first in range(0, nproc, ranks.count):
-            _examine_devices(gathered, ranks, range(first, min(first + ranks.count, nproc)), request, seconds)
+            some = range(first, min(first + ranks.count, nproc))
+            orders = [_order_alone(request, rank, modules_of("rank", quick=True)) for rank in some]
+            for rank, found in zip(some, ranks.ask(orders, seconds), strict=True):
+                gathered.add_rank(0, rank, found, "rank")
     quick = [check for check in CHECKS if check.is_quick or check.stage == "meeting"]
     return list(judge(gathered, nproc, 0.0, quick).findings)
-
-
-def _examine_devices(
-    gathered: Gathered, processes: RankProcesses, ranks: range, request: PreflightRequest, seconds: float
-) -> None:
-    """Examine the devices of some ranks, each in one of the processes."""
-    orders = [_order_alone(request, rank, modules_of("rank", quick=True)) for rank in ranks]
-    for rank, found in zip(ranks, processes.ask(orders, seconds), strict=True):
-        gathered.add_rank(0, rank, found, "rank")

@@ -1,15 +1,17 @@
 """Checks of a host and of the network between hosts.
 
 one host:        memory, open files, faults that its devices have reported since it was started
-between hosts:   own address, names of the others, connections to them, rate of links; clocks against host 0, as NTP
+between hosts:   own address, names of the others, connections to them
+joined ranks:    rate of links, clocks against that of rank 0
 """
 
 import resource
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
+from hlat.launch.hosts.network import connect_all
 from hlat.launch.preflight.health_check import (
+    Case,
     Evidence,
     Facts,
     HealthCheck,
@@ -20,8 +22,9 @@ from hlat.launch.preflight.health_check import (
     judge_wrong,
     megabytes,
 )
-from hlat.launch.preflight.meeting import ask_time, connect, measure_rate
-from hlat.launch.preflight.request import HostView, Peer
+from hlat.launch.preflight.request import HostView
+from hlat.runtime.backend.faults import device_reports
+from hlat.runtime.distributed.network import resolve_addresses
 from hlat.runtime.terminal import listed, plural
 
 # Memory of a process apart from its model: Python and torch take 0.3 GiB, buffers of data and saving the rest
@@ -95,13 +98,12 @@ DEVICE_FAULT_CHECKS = (
         "host",
         "Replace the host or reboot it, as the finding says; messages of the kernel from before its last start are "
         "gone.",
-        lambda place: {"found": place.tools.device_reports()},
+        lambda place: {"found": device_reports()},
         judge=_judge_device_faults,
     ),
 )
 
 
-_CONNECTING_THREADS = 16
 # Bytes per second below which a link is slow: a third of gigabit Ethernet, the slowest network in use. The usual cause
 # is a link that was negotiated down to 100 Mbit/s, 12 MB/s
 _SLOWEST_LINK = 40e6
@@ -114,7 +116,7 @@ def _measure_names(place: HostView) -> Facts:
         if peer.hostname == socket.gethostname():
             continue  # simulated hosts of one machine
         try:
-            found = place.tools.resolve(peer.hostname)
+            found = resolve_addresses(peer.hostname)
         except OSError:
             unknown.append(peer.hostname)
             continue
@@ -133,19 +135,10 @@ def _judge_names(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _measure_connections(place: HostView) -> Facts:
-    """Connect to the link server of every other host."""
-    others = {node: peer for node, peer in place.others().items() if peer.port}
-
-    def attempt(peer: Peer) -> str:
-        try:
-            connect(peer).close()
-        except OSError as error:
-            return str(error.strerror or error) or type(error).__name__
-        return ""
-
-    with ThreadPoolExecutor(_CONNECTING_THREADS) as pool:
-        outcomes = list(pool.map(attempt, others.values()))
-    return {"failed": [[node, why] for node, why in zip(others, outcomes, strict=True) if why]}
+    """Connect to every other host that listens."""
+    others = {node: (peer.address, peer.port) for node, peer in place.others().items() if peer.port}
+    problems = connect_all(set(others.values()))
+    return {"failed": [[node, problems[target]] for node, target in others.items() if problems[target]]}
 
 
 def _judge_connections(evidence: Evidence) -> Iterator[Symptom]:
@@ -164,23 +157,9 @@ def _host_names(evidence: Evidence, nodes: list[int]) -> str:
     return listed(evidence.hosts.get(node, f"host {node}") for node in nodes)
 
 
-def _measure_links(place: HostView) -> Facts:
-    """Send data to the next two hosts: every host sends twice and receives twice, however many there are."""
-    request, rates = place.request, []
-    nodes = sorted(place.peers)
-    here = nodes.index(request.node) if request.node in nodes else 0
-    targets = {nodes[(here + step) % len(nodes)] for step in (1, 2)} - {request.node} if nodes else set()
-    for node in sorted(targets):
-        if place.peers[node].port:
-            try:
-                rates.append([node, measure_rate(place.peers[node])])
-            except OSError:
-                continue  # HD23 reports that
-    return {"rates": rates}
-
-
 def _judge_links(evidence: Evidence) -> Iterator[Symptom]:
-    rates = {(case.node, node): rate for case in evidence.cases for node, rate in case.facts["rates"]}
+    nodes = {case.rank: case.node for case in evidence.cases}
+    rates = {(nodes[source], case.node): rate for case in evidence.cases for source, rate in case.facts["rates"]}
     slow = {pair: rate < _SLOWEST_LINK for pair, rate in rates.items()}
     for node in culprits(slow):
         names = evidence.hosts
@@ -230,12 +209,12 @@ NETWORK_CHECKS = (
     HealthCheck(
         "HD24",
         "link-rate",
-        "peers",
+        "together",
         "Check cables and the negotiated speed (ethtool), and that the address is in the fast network.",
-        measure=_measure_links,
+        module="links",
         judge=_judge_links,
         summary=_summary_of_links,
-        after=("connections",),
+        after=("connections", "matmul-rate"),  # a process that is slow receives slowly
     ),
 )
 
@@ -245,19 +224,9 @@ NETWORK_CHECKS = (
 _LARGEST_OFFSET = 1.0
 
 
-def _measure_clock(place: HostView) -> Facts:
-    first = place.peers.get(0)
-    if first is None or not first.port or place.request.node == 0:
-        return {"offset": 0.0, "error_bound": 0.0}
-    try:
-        offset, bound = ask_time(first, place.tools.clock)
-    except OSError:  # HD23 reports that
-        return {"offset": 0.0, "error_bound": 0.0}
-    return {"offset": offset, "error_bound": bound}
-
-
 def _judge_clocks(evidence: Evidence) -> Iterator[Symptom]:
-    offsets = {case.node: case.facts["offset"] for case in evidence.cases}
+    cases = _first_ranks(evidence)
+    offsets = {case.node: case.facts["offset"] for case in cases}
     if not offsets:
         return
     near = {
@@ -266,18 +235,24 @@ def _judge_clocks(evidence: Evidence) -> Iterator[Symptom]:
     }
     # The time that most hosts agree on, not that of host 0, whose own clock may be wrong.
     usual = offsets[max(near, key=lambda node: (near[node], -node))]
-    for case in evidence.cases:
+    for case in cases:
         difference = case.facts["offset"] - usual
         if abs(difference) - case.facts["error_bound"] > _LARGEST_OFFSET:
             direction = "ahead of" if difference > 0 else "behind"
             yield Symptom(case.node, f"its clock is {abs(difference):.1f} s {direction} those of the other hosts")
 
 
+def _first_ranks(evidence: Evidence) -> list[Case]:
+    """Facts of the first process of each host: the others have the same clock."""
+    return list({case.node: case for case in reversed(evidence.cases)}.values())[::-1]
+
+
 def _summary_of_clocks(evidence: Evidence) -> str:
-    if len(evidence.cases) < 2:
+    cases = _first_ranks(evidence)
+    if len(cases) < 2:
         return ""
-    offsets = [case.facts["offset"] for case in evidence.cases]
-    bound = max(case.facts["error_bound"] for case in evidence.cases)
+    offsets = [case.facts["offset"] for case in cases]
+    bound = max(case.facts["error_bound"] for case in cases)
     return f"clocks within {max(offsets) - min(offsets) + bound:.2g} s"
 
 
@@ -285,9 +260,9 @@ CLOCK_CHECKS = (
     HealthCheck(
         "HD19",
         "clock-skew",
-        "peers",
+        "together",
         "Start the time service of that host (chronyd, systemd-timesyncd, ntpd).",
-        measure=_measure_clock,
+        module="clock",
         judge=_judge_clocks,
         summary=_summary_of_clocks,
         after=("connections",),

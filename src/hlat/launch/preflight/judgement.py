@@ -6,11 +6,12 @@
         --> PreflightReport: findings by host --> JSON, lines for people
 
 A check that others make meaningless (``HealthCheck.after``) is not judged: a host without a network gets one finding
-about its network, not six about everything that needs one. To add a group of checks, add it to ``CHECKS``.
+about its network, not six about everything that needs one. To add a group of checks, add it to ``_CHECKS``.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from typing import Any, Self
 
 from hlat.launch.preflight.health_check import PRESENCE_CHECKS, Case, Evidence, Facts, HealthCheck, Stage, Symptom
@@ -21,21 +22,9 @@ from hlat.launch.preflight.run_folder_checks import INCIDENT_CHECKS, LEFTOVER_CH
 from hlat.runtime.errors import HlatError
 from hlat.runtime.terminal import TABLE_ROWS, first_of, listed, plural
 
-
-def _in_order(checks: list[HealthCheck]) -> tuple[HealthCheck, ...]:
-    """Order checks so that each comes after those that must have found nothing (``HealthCheck.after``)."""
-    ordered: dict[str, HealthCheck] = {}
-    waiting = checks
-    while waiting:
-        ready = [check for check in waiting if set(check.after) <= set(ordered)]
-        assert ready, f"checks wait for each other, or for an unknown one: {[check.name for check in waiting]}"
-        ordered.update({check.name: check for check in ready})
-        waiting = [check for check in waiting if check.name not in ordered]
-    return tuple(ordered.values())
-
-
-CHECKS = _in_order(
-    [
+_CHECKS = {
+    check.name: check
+    for check in (
         *PRESENCE_CHECKS,
         *HOST_CHECKS,
         *RUN_FOLDER_CHECKS,
@@ -48,9 +37,12 @@ CHECKS = _in_order(
         *DEVICE_CHECKS,
         *MATMUL_CHECKS,
         *COLLECTIVE_CHECKS,
-    ]
+    )
+}
+CHECKS = tuple(
+    _CHECKS[name] for name in TopologicalSorter({name: one.after for name, one in _CHECKS.items()}).static_order()
 )
-"""All checks, in the order in which they are judged."""
+"""All checks; each comes after those that must have found nothing (``HealthCheck.after``)."""
 
 
 def checks_of(stage: Stage, quick: bool = False) -> list[HealthCheck]:

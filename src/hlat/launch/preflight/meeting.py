@@ -1,36 +1,29 @@
-"""The meeting of the hosts: they exchange reports as files in a folder of the run, and connect to each other.
+"""The meeting of the hosts: they exchange reports as files in a folder of the run.
 
     <run.dir>/doctor/host-00001.json    ``HostStatus`` of host 1, written twice a second: while its count grows, as
                                         seen on the clock of the host that looks, host 1 is alive (``HostTable``)
                      0f3a.../           folder of the meeting of this start of host 0
                        77b2...-ranks.json     report of this start of a host for the stage "ranks"
 
-    connect --token--> serve_links of another host      time:  ask_time --> difference of clocks
-                                                       data:  measure_rate --> bytes per second
-
 Files of another meeting do not disturb: those of an earlier one count no more, and one that begins while another ends
-has a folder of its own. A client that does not know the token of a host, which hosts exchange there, is cut off.
+has a folder of its own.
 """
 
-import hmac
 import json
 import math
 import os
 import secrets
 import shutil
-import socket
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hlat.launch.hosts.network import Serve
-from hlat.launch.hosts.records import HostStatus, HostTable, host_file, parse_status, write_record
-from hlat.launch.preflight.request import Peer, PreflightRequest
+from hlat.launch.hosts.records import HostStatus, HostTable, host_file, parse_record, write_record
+from hlat.launch.preflight.request import PreflightRequest
 from hlat.runtime.storage.local_files import write_atomic
 from hlat.runtime.version import VERSION
 
@@ -58,7 +51,7 @@ class Meeting:
         self._table, self._stop = HostTable(root), threading.Event()
         root.mkdir(parents=True, exist_ok=True)
         if request.node == 0:
-            (root / incarnation).mkdir(mode=0o700)  # reports have the tokens of the hosts
+            (root / incarnation).mkdir(mode=0o700)
         self._beat()
         self._beating = threading.Thread(target=self._keep_beating, name="alive", daemon=True)
         self._beating.start()
@@ -132,7 +125,7 @@ class Meeting:
     @staticmethod
     def _writer(file: Path) -> str | None:
         with suppress(OSError):
-            status = parse_status(file.read_bytes())
+            status = parse_record(HostStatus, file.read_bytes())
             return None if status is None else status.incarnation
         return None
 
@@ -177,96 +170,3 @@ def existing_part(folder: Path) -> Path:
     while not os.path.lexists(folder) and folder != folder.parent:
         folder = folder.parent
     return folder
-
-
-# Connections of supervisors carry nothing, and files are too slow for clocks: doctor's server answers on them.
-_LINK_TIMEOUT = 3.0  # seconds for a connection, and for an answer
-_ASK_TIME, _SEND_DATA = b"T", b"D"
-_SENT_BYTES = 4 << 20  # bytes: a third of a second at 100 Mbit/s
-_CHUNK = 1 << 18
-_REPEATS = (3, 8)  # the fastest counts: other programs can only slow a message down; more if all were slow
-_FAST_LINK = 100e6  # bytes per second
-_QUESTIONS = 5  # the one with the quickest answer counts
-
-
-def serve_links(token: str, clock: Callable[[], float]) -> Serve:
-    """Return a function that serves connections of other hosts, each on a thread, if they open it with the token."""
-
-    def serve(connection: socket.socket) -> None:
-        threading.Thread(target=_serve, args=(connection, token, clock), name="link", daemon=True).start()
-
-    return serve
-
-
-def _serve(connection: socket.socket, token: str, clock: Callable[[], float]) -> None:
-    with suppress(OSError, EOFError), connection:
-        connection.settimeout(2 * _LINK_TIMEOUT)
-        if not hmac.compare_digest(_receive(connection, len(token)), token.encode()):
-            return
-        connection.sendall(b"+")
-        while order := connection.recv(1):
-            if order == _SEND_DATA:
-                _receive(connection, _SENT_BYTES)
-                connection.sendall(b"+")
-            else:
-                connection.sendall(struct.pack("!d", clock()))
-
-
-def connect(peer: Peer) -> socket.socket:
-    """Connect to another host's server, and prove that this one takes part; OSError after three seconds."""
-    connection = socket.create_connection((peer.address, peer.port), timeout=_LINK_TIMEOUT)
-    try:
-        # a question of one byte must not wait for more
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(peer.token.encode())
-        _receive(connection, 1)
-    except EOFError as error:
-        connection.close()
-        raise ConnectionResetError("another program answers there") from error
-    except OSError:
-        connection.close()
-        raise
-    return connection
-
-
-def ask_time(peer: Peer, clock: Callable[[], float]) -> tuple[float, float]:
-    """Seconds by which this clock is ahead of another host's, and the error's bound; OSError if it is silent."""
-    best = (0.0, float("inf"))
-    with connect(peer) as connection:
-        for _ in range(_QUESTIONS):
-            begin, asked_at = time.perf_counter(), clock()
-            connection.sendall(_ASK_TIME)
-            (there,) = struct.unpack("!d", _receive(connection, 8))
-            elapsed = time.perf_counter() - begin
-            # The answer took between nothing and all of the time: the quickest one bounds the error best.
-            best = min(best, (asked_at + elapsed / 2 - there, elapsed / 2), key=lambda found: found[1])
-    return best
-
-
-def measure_rate(peer: Peer) -> float:
-    """Return the bytes per second that the other host receives from this one; OSError without an answer."""
-    content, best = bytes(_CHUNK), float("inf")
-    with connect(peer) as connection:
-        for attempt in range(_REPEATS[1]):
-            if attempt >= _REPEATS[0] and _SENT_BYTES / best > _FAST_LINK:
-                break
-            begin = time.perf_counter()
-            connection.sendall(_SEND_DATA)
-            for _ in range(_SENT_BYTES // _CHUNK):
-                connection.sendall(content)
-            _receive(connection, 1)
-            best = min(best, time.perf_counter() - begin)
-    return _SENT_BYTES / max(best, 1e-9)
-
-
-def _receive(connection: socket.socket, count: int) -> bytes:
-    """Receive so many bytes; EOFError if the other end closed before, OSError if nothing came in time."""
-    # Longer messages only measure the rate: each chunk replaces the one before.
-    content = bytearray(min(count, _CHUNK))
-    left = count
-    while left:
-        received = connection.recv_into(memoryview(content)[: min(left, len(content))])
-        if not received:
-            raise EOFError("the connection was closed")
-        left -= received
-    return bytes(content[:count])

@@ -8,6 +8,8 @@
         matmul_rate      products over half a second, in all processes at the same time, as in training
         collectives      all-reduce and all-gather over each axis: results, which are exact, and rates; all groups of an
                          axis communicate at the same time, as in training
+        links            data from the two hosts before this one --> bytes per second
+        clock            rank 0's clock, read between two readings of the own one --> difference, and bound of its error
 
 The kind of a device is everything that may change the order of sums: chip, processor, torch, threads.
 """
@@ -24,7 +26,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hlat.hardware import measure_matmul, published_flops
+from hlat.hardware import fastest_all_reduce, measure_matmul, published_flops
 from hlat.runtime.backend.device import synchronize
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.host_collectives import HostGroup
@@ -36,6 +38,7 @@ class RankTools:
     """Functions of torch that checks of a process use."""
 
     product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch.mm
+    clock: Callable[[], float] = time.time  # seconds since 1970
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class RankPlace:
     rank: int
     tools: RankTools = RankTools()
     ranks: HostGroup = field(default_factory=HostGroup)  # all processes, once they have joined
+    nproc: int = 1  # processes per host
     # groups of ranks by axis, once they have joined
     groups: Mapping[str, list[list[int]]] = field(default_factory=dict)
 
@@ -217,16 +221,46 @@ def _gathers(place: RankPlace, ranks: list[int], group: dist.ProcessGroup) -> bo
 def _reduce_rate(place: RankPlace, ranks: list[int], group: dist.ProcessGroup) -> float:
     size = _SMALL_MESSAGE if backend_of(place.device).is_shared else _LARGE_MESSAGE
     message = torch.zeros(size // 4, dtype=torch.float32, device=place.device)
-    best = float("inf")
-    for _ in range(_MESSAGE_REPEATS):
-        place.ranks.barrier()
-        synchronize(place.device)
-        begin = time.perf_counter()
-        dist.all_reduce(message, group=group)
-        synchronize(place.device)
-        best = min(best, time.perf_counter() - begin)
+    best = fastest_all_reduce(message, place.ranks, group, _MESSAGE_REPEATS)
     # bytes that each member of a ring sends: reduce-scatter, then all-gather
     return 2 * (len(ranks) - 1) / len(ranks) * size / max(best, 1e-9)
+
+
+_LINK_BYTES = 4 << 20  # a third of a second at 100 Mbit/s
+_LINK_REPEATS = 8  # the fastest counts: other programs can only slow a message down
+_CLOCK_REPEATS = 5  # the one that took least time counts
+
+
+def measure_links(place: RankPlace) -> Facts:
+    """Return the bytes per second that the first process of a host receives from those of the two hosts before it."""
+    ranks, rates = place.ranks, []
+    sent, received = torch.zeros(_LINK_BYTES, dtype=torch.uint8), torch.empty(_LINK_BYTES, dtype=torch.uint8)
+    # Every host sends twice and receives twice, however many there are.
+    for step in (place.nproc, 2 * place.nproc):
+        if step >= ranks.world:
+            break
+        source, target, best = (place.rank - step) % ranks.world, (place.rank + step) % ranks.world, float("inf")
+        is_first = place.rank % place.nproc == 0
+        for _ in range(_LINK_REPEATS):
+            ranks.barrier()
+            begin = time.perf_counter()
+            ranks.exchange({target: sent} if is_first else {}, {source: received} if is_first else {})
+            best = min(best, time.perf_counter() - begin)
+        if is_first:
+            rates.append([source, _LINK_BYTES / max(best, 1e-9)])
+    return {"rates": rates}
+
+
+def measure_clock(place: RankPlace) -> Facts:
+    """Return the seconds by which this clock is ahead of rank 0's, and the bound of the error."""
+    best = (0.0, float("inf"))
+    for _ in range(_CLOCK_REPEATS):
+        begin = place.tools.clock()
+        place.ranks.barrier()  # rank 0 reads its clock after that, and before this process receives the reading
+        first = place.ranks.all_gather(place.tools.clock())[0]
+        half = (place.tools.clock() - begin) / 2
+        best = min(best, (begin + half - first, half), key=lambda found: found[1])
+    return {"offset": best[0], "error_bound": best[1]}
 
 
 MEASUREMENTS: dict[str, Callable[[RankPlace], Facts]] = {
@@ -236,5 +270,7 @@ MEASUREMENTS: dict[str, Callable[[RankPlace], Facts]] = {
     "matmul": measure_products,
     "matmul_rate": measure_product_rate,
     "collectives": measure_collectives,
+    "links": measure_links,
+    "clock": measure_clock,
 }
 """Measurements of a rank process for a check, by ``HealthCheck.module``."""

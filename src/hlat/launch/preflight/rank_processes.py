@@ -1,52 +1,95 @@
-"""Rank processes of this host: started early, given orders in files, and ended when their time is over.
+"""Rank processes of this host: helpers that are started early, given orders, and ended when their time is over.
 
-rank_processes(count, command) --launch_ranks--> ``rank_program``, which imports torch
-RankProcesses --ask--> orders-LOCAL: a line of JSON each
-              <--answers-LOCAL: lines of each process until it says that it is done, or it ends--
+rank_processes(count, work) --start_program--> ``rank_program``, which imports torch
+RankProcesses --ask--> an order each
+              <--answers of each process until it says that it is done, or it ends--
 """
 
-import json
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hlat.launch.local_processes import RankPlaces, SpawnedRanks, launch_ranks
-from hlat.resilience import HEARTBEAT_FOLDER, heartbeat_root
+from hlat.launch.local_processes import RankPlaces, rank_environment
+from hlat.runtime.errors import HlatError
+from hlat.runtime.helper_process import HelperProcess, PeerEnded, start_program
 
 Facts = dict[str, Any]
 
-RANK_COMMAND = (sys.executable, "-P", "-m", "hlat.launch.preflight.rank_program")
-"""Words that start a rank process; -P: the current folder must not hide installed packages."""
+RANK_WORK = "hlat.launch.preflight.rank_program:follow_orders"
 
-_POLL = 0.05  # seconds
 _MESSAGE = 400  # characters of a dead process's last words
 
 
 @contextmanager
-def rank_processes(count: int, command: Sequence[str] = RANK_COMMAND) -> Iterator["RankProcesses"]:
+def rank_processes(count: int, work: str = RANK_WORK) -> Iterator["RankProcesses"]:
     """Start rank processes; those still running at the end of the block are killed."""
     # It is unknown yet where and as which rank they join the others: an order says that. The first of them serves the
     # store, for which this process would need torch.
     places = RankPlaces(0, count, count, 0, "0.0.0.0", 0)
-    with tempfile.TemporaryDirectory(prefix="hlat-", dir=heartbeat_root()) as name:
-        folder = Path(name) / "exchange"
-        folder.mkdir()
-        environment = {HEARTBEAT_FOLDER: str(folder), "TORCHELASTIC_USE_AGENT_STORE": "False"}
-        with launch_ranks(command, places, environment, Path(name), show=lambda line: None) as workers:
-            yield RankProcesses(workers, folder)
+    with tempfile.TemporaryDirectory(prefix="hlat-") as name, ExitStack() as stack:
+        folder = Path(name)
+        processes = []
+        for local in range(count):
+            environment = rank_environment(local, places) | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+            log = folder / f"rank-{local}"
+            with log.open("wb") as file:
+                process = start_program(work, environment=environment, output=file.fileno())
+            stack.callback(process.kill)
+            processes.append(_RankProcess(process, log))
+        yield RankProcesses(processes, folder)
+
+
+@dataclass(frozen=True)
+class _RankProcess:
+    process: HelperProcess
+    log: Path  # what it has printed
+
+    def order(self, order: Mapping[str, Any]) -> None:
+        with suppress(PeerEnded, HlatError, RuntimeError):
+            while self.process.receive(0.0) is not None:
+                pass  # answers to an earlier order, which came too late
+        self.process.send(order)
+
+    def facts(self, deadline: float, seconds: float) -> Facts:
+        """Return what it answers until it is done, has ended, or time is over."""
+        answers, died, is_done = list[Facts](), "", False
+        try:
+            while not is_done and (answer := self.process.receive(max(0.0, deadline - time.monotonic()))) is not None:
+                answers.append(answer)
+                is_done = "done" in answer
+        except PeerEnded as end:
+            died = self._describe_end(end.code)
+        except (HlatError, RuntimeError) as error:
+            died = f"failed: {str(error).strip().splitlines()[-1][:_MESSAGE]}"
+        modules = {one["module"]: one.get("facts", {"error": one.get("error")}) for one in answers if "module" in one}
+        last = next((each["begin"] for each in reversed(answers) if "begin" in each), "starting")
+        return {
+            "modules": modules,
+            "plan": next((each["plan"] for each in answers if "plan" in each), {}),
+            "died": died,
+            "trouble": "" if is_done else died or f"its process did not finish within {seconds:g} s",
+            "broken": next((each["broken"] for each in answers if "broken" in each), ""),
+            "progress": len(answers),
+            "last": last.replace("_", " "),
+        }
+
+    def _describe_end(self, code: int) -> str:
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return f"{how}: {lines[-1][:_MESSAGE]}" if lines else how
 
 
 class RankProcesses:
-    """Rank processes of this host, by their index on it."""
+    """Rank processes of this host, by their index on it; ``folder`` is theirs, and goes with them."""
 
-    def __init__(self, workers: SpawnedRanks, folder: Path) -> None:
-        self._workers, self.folder = workers, folder
-        self.count = len(workers.pids)
+    def __init__(self, processes: Sequence[_RankProcess], folder: Path) -> None:
+        self._processes, self.folder = processes, folder
+        self.count = len(processes)
 
     def ask(self, orders: Sequence[Mapping[str, Any]], seconds: float) -> list[Facts]:
         """Give each process its order, and wait until all have done it or ended, or time is over; return their facts.
@@ -54,49 +97,8 @@ class RankProcesses:
         ``orders`` are those of the first processes; the others get none. Facts are those of each module, the plan, how
         far the process came, and what was wrong: empty texts if nothing was.
         """
-        before = [len(self._answers(index)) for index in range(len(orders))]
-        for index, order in enumerate(orders):
-            with (self.folder / f"orders-{index}").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(order) + "\n")
+        asked = self._processes[: len(orders)]
+        for process, order in zip(asked, orders, strict=True):
+            process.order(order)
         deadline = time.monotonic() + seconds
-        while True:
-            is_late = time.monotonic() > deadline
-            ends = [self._end_of(index) for index in range(len(orders))]
-            found = [self._answers(index)[begin:] for index, begin in enumerate(before)]
-            if is_late or all(end or _is_done(answers) for end, answers in zip(ends, found, strict=True)):
-                return [_facts(answers, end, seconds) for end, answers in zip(ends, found, strict=True)]
-            time.sleep(_POLL)
-
-    def _end_of(self, index: int) -> str:
-        """Describe the end of a process that has died; empty if it lives."""
-        code = self._workers.poll(index)
-        if code is None:
-            return ""
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        errors = self._workers.output_files(index)[1]
-        lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return f"{how}: {lines[-1][:_MESSAGE]}" if lines else how
-
-    def _answers(self, index: int) -> list[Facts]:
-        """All that a process has answered so far."""
-        file = self.folder / f"answers-{index}"
-        *lines, _ = file.read_bytes().split(b"\n") if file.exists() else [b""]  # the last line may grow
-        return [json.loads(line) for line in lines]
-
-
-def _is_done(answers: Sequence[Facts]) -> bool:
-    return bool(answers) and bool(answers[-1].get("done"))
-
-
-def _facts(answers: Sequence[Facts], died: str, seconds: float) -> Facts:
-    modules = {each["module"]: each.get("facts", {"error": each.get("error")}) for each in answers if "module" in each}
-    last = next((each["begin"] for each in reversed(answers) if "begin" in each), "starting")
-    return {
-        "modules": modules,
-        "plan": next((each["plan"] for each in answers if "plan" in each), {}),
-        "died": died,
-        "trouble": "" if _is_done(answers) else died or f"its process did not finish within {seconds:g} s",
-        "broken": next((each["broken"] for each in answers if "broken" in each), ""),
-        "progress": len(answers),
-        "last": last.replace("_", " "),
-    }
+        return [process.facts(deadline, seconds) for process in asked]

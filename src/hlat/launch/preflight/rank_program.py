@@ -1,18 +1,15 @@
-"""Program of a rank process: ``python -m hlat.launch.preflight.rank_program``.
+"""Program of a rank process: the work of a helper process.
 
     order "alone":    device, checks of the stage rank           --> facts, one line per measurement
     order "together": join the other processes, then checks of the stage together
 
 Where a process must join before it uses its device, checks of the stage rank that need a device follow then.
 
-Orders come as lines of JSON in a file, and answers go into another one. What is printed goes into the log that the
-parent shows the end of if the process dies. The process ends with its parent, which kills it when it is not needed.
+What is printed goes into the log that the parent shows the end of if the process dies.
 """
 
-import json
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,48 +18,25 @@ import torch
 
 from hlat.config import Recipe
 from hlat.launch.preflight.rank_measurements import MEASUREMENTS, RankPlace, RankTools
-from hlat.launch.worker_process import stop_with_launcher
-from hlat.resilience import HEARTBEAT_FOLDER
 from hlat.runtime.backend.device import configure_numerics, find_device_type, select_device
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.join import joined_run
 from hlat.runtime.errors import HlatError
+from hlat.runtime.helper_process import Channel
 from hlat.runtime.process import RankInfo
 
 Answer = Callable[[dict[str, Any]], None]
 
-_POLL = 0.05  # seconds
 _WITHOUT_DEVICE = ("software",)  # modules of the stage rank that use no device
 
 
-def main(tools: RankTools | None = None) -> None:
+def follow_orders(channel: Channel, tools: RankTools | None = None) -> None:
     """Follow orders until the parent ends this process; None measures with torch's functions."""
-    stop_with_launcher()
-    folder, index = Path(os.environ[HEARTBEAT_FOLDER]), os.environ["LOCAL_RANK"]
-    with (folder / f"answers-{index}").open("a", encoding="utf-8") as answers:
-
-        def answer(content: dict[str, Any]) -> None:
-            answers.write(json.dumps(content) + "\n")
-            answers.flush()
-
-        for order in _orders(folder / f"orders-{index}"):
-            ORDERS[order["order"]](order, tools or RankTools(), answer)
-            answer({"done": True})
-
-
-def _orders(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the orders in a file that grows, without end."""
-    while not file.exists():
-        time.sleep(_POLL)
-    with file.open(encoding="utf-8") as lines:
-        line = ""
-        while True:
-            line += lines.readline()
-            if line.endswith("\n"):
-                yield json.loads(line)
-                line = ""
-            else:
-                time.sleep(_POLL)
+    torch.set_grad_enabled(False)
+    while True:
+        order, _ = channel.receive()
+        ORDERS[order["order"]](order, tools or RankTools(), channel.send)
+        channel.send({"done": True})
 
 
 def alone(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
@@ -93,7 +67,7 @@ def together(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
     answer({"begin": "joining"})
     try:
         with joined_run(order["device"], folder=Path(order["folder"])) as runtime:
-            place = RankPlace(runtime.device, runtime.rank, tools, runtime.ranks, order["groups"])
+            place = RankPlace(runtime.device, runtime.rank, tools, runtime.ranks, order["nproc"], order["groups"])
             is_new = _joins_first(runtime.device.type, order["world"])
             of_device = [each for each in order["rank_modules"] if is_new and each not in _WITHOUT_DEVICE]
             for module in [*of_device, *order["modules"]]:
@@ -123,7 +97,3 @@ def _one_line(error: Exception) -> str:
 
 
 ORDERS: dict[str, Callable[[dict[str, Any], RankTools, Answer], None]] = {"alone": alone, "together": together}
-
-if __name__ == "__main__":
-    torch.set_grad_enabled(False)
-    main()

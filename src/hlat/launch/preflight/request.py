@@ -20,9 +20,9 @@ from hlat.config import Recipe, RecipeError
 from hlat.hardware import Cluster, load_catalog, parse_cluster
 from hlat.planner import load_run_recipe, resolve_defaults
 from hlat.runtime import slurm
-from hlat.runtime.backend.faults import device_reports
 from hlat.runtime.distributed.network import address_of, resolve_addresses
 from hlat.runtime.errors import HardwareError, LaunchError
+from hlat.runtime.process import host_name
 from hlat.runtime.terminal import escape_controls
 
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
@@ -84,8 +84,29 @@ def _address_space_limit() -> Iterator[int]:
         yield most
 
 
+ADDRESSES_ENV = "HLAT_ADDRESSES"
+"""Environment variable with the addresses of hosts whose names may not resolve: NAME=ADDRESS, separated by spaces."""
+
+
+def own_address(given: str | None, environment: Mapping[str, str]) -> str:
+    """Return the address of this host for the others; OSError if it is unknown.
+
+    It is the given one, or that of the interface for collectives, in HLAT_ADDRESSES, or of the host's name.
+    """
+    if given is None and (interface := environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0]):
+        given = address_of(interface)
+        if given is None:
+            raise OSError(f"the network interface {interface} has no address here")
+    name = host_name(environment)
+    listed = dict(each.partition("=")[::2] for each in environment.get(ADDRESSES_ENV, "").split())
+    wanted = given or listed.get(name, name)
+    try:
+        return resolve_addresses(wanted)[0]
+    except OSError as error:
+        raise OSError(f"{wanted}: {error.strerror or error}") from error
+
+
 _LOOPBACK = "127.0.0.1"
-_INTERFACE_ENV = "GLOO_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True)
@@ -149,15 +170,8 @@ class PreflightRequest:
         return "auto" if self.recipe is None else self.recipe.run.device
 
     def listen_address(self) -> str:
-        """Address to listen on: given, of the interface for collectives, or of the host's name; OSError if unknown."""
-        if self.options.address is not None:
-            return resolve_addresses(self.options.address)[0]
-        if os.environ.get(_INTERFACE_ENV):
-            interface = os.environ[_INTERFACE_ENV].split(",")[0]
-            if (found := address_of(interface)) is None:
-                raise OSError(f"the network interface {interface} has no address here")
-            return found
-        return _LOOPBACK if self.nodes == 1 else resolve_addresses(socket.gethostname())[0]
+        """Address to listen on, that of this host for the others; OSError if it is unknown."""
+        return own_address(self.options.address or (_LOOPBACK if self.nodes == 1 else None), os.environ)
 
     def name_of(self, node: int) -> str:
         """Return the name of a host that has not reported yet."""
@@ -282,8 +296,6 @@ class HostTools:
     flock: Callable[[int, int], None] = fcntl.flock
     # bytes of memory that processes of this host can still allocate
     available_memory: Callable[[], int] = available_memory
-    resolve: Callable[[str], list[str]] = resolve_addresses
-    device_reports: Callable[[], list[str]] = device_reports
 
 
 @dataclass(frozen=True)
@@ -294,8 +306,7 @@ class Peer:
     hostname: str  # name that the machine itself has
     address: str  # address on which it listens
     addresses: Sequence[str]  # all addresses of its interfaces
-    port: int  # port of its link server; 0 if it could not listen
-    token: str  # word that its link server expects
+    port: int  # port on which it accepts connections; 0 if it could not listen
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -45,15 +45,22 @@ _SPACE = 1 << 30  # Free bytes that a folder needs without a recipe: one checkpo
 _SLOWEST_DISK = 10e6
 
 
-@contextmanager
-def _scratch(run_dir: Path) -> Iterator[Path]:
-    """Make a folder for trials in the run's folder, and remove it afterwards."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=".doctor-", dir=run_dir))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _in_folder(try_out: Callable[[HostView, Path], Facts], if_full: Facts) -> Callable[[HostView], Facts]:
+    """Measure in a folder of its own in the run's folder; of a full disk, which HD15 reports, facts are ``if_full``."""
+
+    def measure(place: HostView) -> Facts:
+        try:
+            place.request.run_dir.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(
+                prefix=".doctor-", dir=place.request.run_dir, ignore_cleanup_errors=True
+            ) as name:
+                return try_out(place, Path(name))
+        except OSError as error:
+            if error.errno in _DISK_FULL:
+                return if_full
+            raise
+
+    return measure
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -64,18 +71,19 @@ def _write(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _measure_writing(place: HostView) -> Facts:
+def _try_writing(place: HostView, folder: Path) -> Facts:
     """Write, read back, and rename over an existing file, as every save does."""
+    old, new = folder / "file", folder / "file.tmp"
+    _write(old, b"old")
+    _write(new, b"new")
+    new.replace(old)
+    return {"renames": old.read_bytes() == b"new" and not new.exists()}
+
+
+def _measure_writing(place: HostView) -> Facts:
     try:
-        with _scratch(place.request.run_dir) as folder:
-            old, new = folder / "file", folder / "file.tmp"
-            _write(old, b"old")
-            _write(new, b"new")
-            new.replace(old)
-            return {"renames": old.read_bytes() == b"new" and not new.exists()}
+        return _in_folder(_try_writing, {"renames": True})(place)
     except OSError as error:
-        if error.errno in _DISK_FULL:  # HD15 reports that
-            return {"renames": True}
         return {"refused": f"{place.request.run_dir} cannot be written: {error.strerror}"}
 
 
@@ -85,14 +93,11 @@ def _not_written(facts: Facts) -> str:
 
 
 def _measure_space(place: HostView) -> Facts:
-    try:
-        with _scratch(place.request.run_dir) as folder:
-            _write(folder / "file", bytes(1 << 20))
-            return {"free": shutil.disk_usage(folder).free, "recipe": place.request.recipe is not None}
-    except OSError as error:
-        if error.errno in _DISK_FULL:
-            return {"free": 0, "recipe": place.request.recipe is not None}
-        raise
+    def try_out(place: HostView, folder: Path) -> Facts:
+        _write(folder / "file", bytes(1 << 20))
+        return {"free": shutil.disk_usage(folder).free}
+
+    return _in_folder(try_out, {"free": 0})(place) | {"recipe": place.request.recipe is not None}
 
 
 def _judge_space(evidence: Evidence) -> Iterator[Symptom]:
@@ -103,38 +108,28 @@ def _judge_space(evidence: Evidence) -> Iterator[Symptom]:
             yield Symptom(case.node, f"{free} are free in the run's folder, and checkpoints need {gibibytes(needed)}")
 
 
-def _measure_locks(place: HostView) -> Facts:
+def _try_locks(place: HostView, folder: Path) -> Facts:
     """Lock a file twice: the second lock must be refused."""
-    try:
-        with _scratch(place.request.run_dir) as folder:
-            path = folder / "lock"
-            with path.open("w") as first, path.open("r") as second:
-                place.tools.flock(first.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-                try:
-                    place.tools.flock(second.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return {"wrong": ""}
-                return {"wrong": "a file that is locked was locked a second time"}
-    except OSError as error:
-        if error.errno in _DISK_FULL:
+    path = folder / "lock"
+    with path.open("w") as first, path.open("r") as second:
+        try:
+            place.tools.flock(first.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            place.tools.flock(second.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             return {"wrong": ""}
-        return {"wrong": f"files cannot be locked (flock): {error.strerror}"}
+        except OSError as error:
+            return {"wrong": f"files cannot be locked (flock): {error.strerror}"}
+    return {"wrong": "a file that is locked was locked a second time"}
 
 
-def _measure_speed(place: HostView) -> Facts:
-    try:
-        with _scratch(place.request.run_dir) as folder:
-            # Random bytes: a file system that compresses would seem faster.
-            content, best = os.urandom(_WRITTEN), float("inf")
-            for number in range(2):
-                begin = time.perf_counter()
-                _write(folder / f"file-{number}", content)
-                best = min(best, time.perf_counter() - begin)
-            return {"rate": _WRITTEN / max(best, 1e-9)}
-    except OSError as error:
-        if error.errno in _DISK_FULL:
-            return {}
-        raise
+def _try_speed(place: HostView, folder: Path) -> Facts:
+    # Random bytes: a file system that compresses would seem faster.
+    content, best = os.urandom(_WRITTEN), float("inf")
+    for number in range(2):
+        begin = time.perf_counter()
+        _write(folder / f"file-{number}", content)
+        best = min(best, time.perf_counter() - begin)
+    return {"rate": _WRITTEN / max(best, 1e-9)}
 
 
 def _slow_disk(facts: Facts) -> str:
@@ -184,7 +179,7 @@ RUN_FOLDER_CHECKS = (
         "run-folder-locks",
         "host",
         "Mount the file system with locks (NFS: without nolock; Lustre: with flock), or choose another run.dir.",
-        measure=_measure_locks,
+        measure=_in_folder(_try_locks, {"wrong": ""}),
         judge=judge_wrong,
         after=("run-folder-writable",),
         is_quick=True,
@@ -194,7 +189,7 @@ RUN_FOLDER_CHECKS = (
         "run-folder-speed",
         "host",
         "Choose a faster disk for run.dir, or look for the load on this one.",
-        measure=_measure_speed,
+        measure=_in_folder(_try_speed, {}),
         judge=judge_each(_slow_disk),
         summary=_summary_of_speed,
         after=("run-folder-writable", "run-folder-space"),

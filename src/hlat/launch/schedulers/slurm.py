@@ -24,7 +24,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -125,15 +125,23 @@ class SlurmOptions:
 
 
 @dataclass(frozen=True)
-class BatchScript:
-    """A batch script with the folders that it needs."""
+class SlurmSubmission:
+    """A run that was given to Slurm.
 
-    text: str
+    Attributes:
+        script: the batch script.
+        job: id of the job; None if nothing was submitted.
+        run_dir: folder of the run.
+        missing: folders of the output that are missing, which Slurm does not make; submission makes them.
+    """
+
+    script: str
+    job: int | None
     run_dir: Path
-    folders: tuple[Path, ...] = ()  # folders of its output, which Slurm does not make
+    missing: tuple[Path, ...] = ()
 
 
-def batch_script(request: RunRequest, options: SlurmOptions, folder: Path) -> BatchScript:
+def batch_script(request: RunRequest, options: SlurmOptions, folder: Path) -> SlurmSubmission:
     """Write the batch script of a run.
 
     Args:
@@ -154,23 +162,18 @@ def batch_script(request: RunRequest, options: SlurmOptions, folder: Path) -> Ba
         return problems
 
     run = request.prepare([*options.problems(), *line_problems("the working folder", str(folder))], check)
-    if not _reserves_accelerators(run, options):
+    # A login node, where this is asked, knows nothing of the devices that ``auto`` finds on a compute node.
+    wants = run.recipe.run.device == "auto" or expects_accelerator(run.recipe.run.device)
+    reserves = slurm.asks_for_accelerators([slurm.long_option(text) for text in options.sbatch])
+    if wants and request.instance is None and not reserves:
         _logger.warning(
             "warning: the job asks Slurm for no accelerators, and without any it trains on the CPUs. Add --instance "
             "NAME (`hlat hardware list`) or --set gpus-per-node=%d, or say run.device=cpu; nothing is missing on "
             "a cluster whose nodes give theirs to every job.",
             run.nproc,
         )
-    return BatchScript(_script_text(run, options, folder), folder / run.recipe.run_dir, tuple(found))
-
-
-def _reserves_accelerators(run: PreparedRun, options: SlurmOptions) -> bool:
-    """Return True if the job reserves accelerators, or needs none: the device is the CPU, or the instance has none."""
-    device = run.recipe.run.device
-    wants = device == "auto" or expects_accelerator(device)  # of auto, this machine may know nothing: a login node
-    if not wants or run.request.instance is not None:
-        return True
-    return slurm.asks_for_accelerators([slurm.long_option(text) for text in options.sbatch])
+    missing = tuple(each for each in found if not each.is_dir())
+    return SlurmSubmission(_script_text(run, options, folder), None, folder / run.recipe.run_dir, missing)
 
 
 def _script_text(run: PreparedRun, options: SlurmOptions, folder: Path) -> str:
@@ -286,23 +289,6 @@ _JOB_FIELDS = {"state": "JobState", "reason": "Reason", "exit_code": "ExitCode",
 
 
 @dataclass(frozen=True)
-class SlurmSubmission:
-    """A run that was given to Slurm.
-
-    Attributes:
-        script: the batch script.
-        job: id of the job; None if nothing was submitted.
-        run_dir: folder of the run.
-        missing: folders of the output that are missing, which Slurm does not make; submission makes them.
-    """
-
-    script: str
-    job: int | None
-    run_dir: Path
-    missing: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True)
 class JobState:
     """State of a job, as Slurm reports it."""
 
@@ -316,60 +302,43 @@ class JobState:
     output: Path
 
 
-def submit_script(script: BatchScript) -> int:
-    """Submit a batch script, record job and script in the run's folder, and return the id of the job.
+def submit_script(prepared: SlurmSubmission) -> SlurmSubmission:
+    """Submit a batch script, record job and script in the run's folder, and return it with the id of the job.
 
     Raises:
         LaunchError: Slurm is not installed here, or refuses the job.
         StorageError: the run's folder cannot be written; nothing is submitted then.
     """
-    record = script.run_dir / _RECORD
+    record = prepared.run_dir / _RECORD
     try:
-        for folder in (script.run_dir, *script.folders):
+        for folder in (prepared.run_dir, *prepared.missing):
             folder.mkdir(parents=True, exist_ok=True)
         # Opened first: a job that cannot be recorded is not submitted.
         with record.open("a", encoding="utf-8") as file:
-            printed = _ask_slurm(["sbatch", "--parsable"], script.text)
+            printed = _ask_slurm(["sbatch", "--parsable"], prepared.script)
             job = int(printed.partition(";")[0])  # a cluster's name may follow
-            file.write(json.dumps({"job": job, "time": time.time(), "script": script.text}) + "\n")
+            file.write(json.dumps({"job": job, "time": time.time(), "script": prepared.script}) + "\n")
     except OSError as error:
         raise StorageError(f"{error.filename or record} cannot be written: {error.strerror}") from error
     except ValueError as error:
         raise LaunchError(f"sbatch printed no job id: {error}") from error
-    return job
+    return replace(prepared, job=job)
 
 
 def newest_job(run_dir: Path) -> int:
     """Id of the newest job that was submitted for a run's folder; LaunchError if there is none."""
     record = run_dir / _RECORD
     try:
-        lines = record.read_text(encoding="utf-8").splitlines()
-        if not lines:
-            reason = f"the record of jobs ({_RECORD}) is empty: sbatch has accepted none, or was interrupted."
-            raise LaunchError(f"{run_dir}: {reason} `hlat launch slurm` submits one; `squeue --me` lists your jobs.")
-        return int(json.loads(lines[-1])["job"])
+        return int(json.loads(record.read_text(encoding="utf-8").splitlines()[-1])["job"])
     except OSError as error:
-        raise LaunchError(f"{run_dir}{_no_record(run_dir, error)}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        reason = f"the record of jobs ({_RECORD}) is damaged in its last line, which holds no job."
-        raise LaunchError(f"{run_dir}: {reason} Remove that line, or ask Slurm itself: `squeue --me`.") from error
-
-
-def _no_record(run_dir: Path, error: OSError) -> str:
-    """Say why the record of jobs of a folder cannot be read, and what would work; follows the name of the folder."""
-    folder = "Give the folder of the run: run.dir, or runs/ and run.name."
-    if isinstance(error, PermissionError):
-        return ": permission denied. Ask for the permission to read it, or give the folder of another run."
-    try:
-        if run_dir.is_file():
-            return f" is a file. {folder}"
-        if not run_dir.exists():
-            return f": there is no such folder (looked in {Path.cwd()}). {folder}"
-    except OSError as other:  # a name that no file can have
-        error = other
-    if isinstance(error, FileNotFoundError):
-        return f": no job of Slurm was submitted for this folder. `hlat launch slurm` submits one. {folder}"
-    return f": the record of jobs ({_RECORD}) cannot be read: {error.strerror or error}. {folder}"
+        absent = isinstance(error, FileNotFoundError)
+        why = "no job of Slurm was submitted for this folder" if absent else (error.strerror or str(error)).lower()
+        remedy = "Give the folder of the run: run.dir, or runs/ and run.name; `hlat launch slurm` submits a job"
+        raise LaunchError(f"{record}: {why}. {remedy} (looked in {Path.cwd()}).") from error
+    except (IndexError, ValueError, KeyError, TypeError) as error:
+        reason = f"the record of jobs ({_RECORD}) is empty, or its last line holds no job."
+        remedy = "Remove that line, ask Slurm itself, `squeue --me`, or submit a job, `hlat launch slurm`."
+        raise LaunchError(f"{run_dir}: {reason} {remedy}") from error
 
 
 def job_state(run_dir: Path) -> list[JobState]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from hlat.launch.hosts.network import can_connect
+from hlat.launch.hosts.network import connect_all
 from hlat.launch.hosts.records import AttemptOrder, HostMember, HostStatus, HostTable
 from hlat.launch.supervision.agent import HostRun
 from hlat.launch.supervision.incidents import RunEvents
@@ -172,10 +172,9 @@ class ClusterAttempts:
             and status.examined >= self._bulletin.suspects(index)
             and index not in self._excluded
         }
-        targets = [(status.address, status.port) for status in idle.values()]
         # A host may write statuses on the shared disk and yet be cut off from the network.
-        reached = can_connect(targets, _CONNECT)
-        return {index: status for index, status in idle.items() if (status.address, status.port) in reached}
+        problems = connect_all({(status.address, status.port) for status in idle.values()}, _CONNECT)
+        return {index: status for index, status in idle.items() if not problems[status.address, status.port]}
 
     def _fitting(self, members: Sequence[HostMember]) -> list[HostMember]:
         """Return as many of the hosts as the recipe has a layout for; none if these are too few."""

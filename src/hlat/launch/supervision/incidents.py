@@ -51,11 +51,7 @@ class ObservedHang:
     file: Path | None  # file with the stacks of all ranks; None if it cannot be written
 
     def __str__(self) -> str:
-        hang = self.hang
-        alone = len(hang.ranks) == 1
-        who = f"rank {hang.ranks[0]} hangs" if alone else f"ranks {', '.join(map(str, hang.ranks))} hang"
-        text = f"{who} in {hang.phase} of step {hang.step} for {hang.seconds:.0f} s: {hang.why}"
-        return text if self.file is None else f"{text}\nevery rank's stacks: {self.file}"
+        return str(self.hang) if self.file is None else f"{self.hang}\nevery rank's stacks: {self.file}"
 
     def event_fields(self) -> dict[str, Any]:
         stacks = None if self.file is None else str(self.file)

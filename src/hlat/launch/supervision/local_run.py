@@ -7,22 +7,16 @@ arguments of ``hlat`` --run_processes--> the same processes, started once: no re
 """
 
 import math
+import os
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hlat.launch.local_processes import (
-    ProcessSet,
-    end_leftovers,
-    hlat_command,
-    kill_ranks,
-    launch_multiprocess,
-    send_signal,
-)
+from hlat.launch.local_processes import ProcessSet, hlat_command, launch_multiprocess, signal_group
 from hlat.launch.supervision.incidents import RunOutcome, find_root_cause
 from hlat.launch.supervision.running_ranks import RunningRanks, SignalForwarder, wait_for_processes
 from hlat.launch.supervision.supervisor import Supervision, Supervisor, heard_and_observed
@@ -41,7 +35,7 @@ from hlat.resilience import (
     read_stacks,
 )
 from hlat.runtime.backend.faults import request_dumps
-from hlat.runtime.process import host_name, is_stopped, signal_main_thread
+from hlat.runtime.process import host_name, is_stopped, session_is_alive, signal_main_thread
 from hlat.runtime.terminal import plural
 
 Start = Callable[[int, Mapping[str, str], Path], AbstractContextManager[ProcessSet]]
@@ -49,7 +43,8 @@ Start = Callable[[int, Mapping[str, str], Path], AbstractContextManager[ProcessS
 
 _DUMPING = 3.0  # seconds for libraries of collectives, which look for requests once a second
 _WRITING = 2.0  # seconds for ranks to write their stacks
-_POLL = 0.002  # seconds between two looks at them
+_LOOK = 0.002  # seconds between two looks at them
+_POLL = 0.05  # seconds
 
 
 class LocalRanks:
@@ -72,19 +67,29 @@ class LocalRanks:
         return host_name()
 
     def send(self, ranks: Sequence[int], number: int) -> None:
-        send_signal(self._workers, ranks, number)
+        self._send(ranks, number, os.kill)
 
     def kill(self, ranks: Sequence[int]) -> None:
-        kill_ranks(self._workers, ranks)
+        self.send(ranks, signal.SIGKILL)
+        for rank in ranks:
+            while self._workers.poll(rank) is None:
+                time.sleep(_POLL)
 
     def end_leftovers(self, grace: float, hurries: Callable[[], bool]) -> None:
         beats = [beat for beat in self.readings() if beat.saver is not None]
-        savers = {beat.saver for beat in beats if beat.saver is not None}  # they lead sessions of their own
-
-        def silence() -> float:
-            return min((read_saver_silence(self._beats, beat) for beat in beats), default=math.inf)
-
-        end_leftovers(self._workers, savers, silence, grace, hurries)
+        # Savers of checkpoints lead sessions of their own, as ranks do.
+        leaders = {*self._workers.pids.values(), *(beat.saver for beat in beats if beat.saver is not None)}
+        for leader in leaders:  # a process that was stopped with its rank must continue to finish
+            signal_group(leader, signal.SIGCONT)
+        begin = time.monotonic()
+        # A save that makes progress may take as long as it needs.
+        while not hurries() and session_is_alive(leaders):
+            silence = min((read_saver_silence(self._beats, beat) for beat in beats), default=math.inf)
+            if min(silence, time.monotonic() - begin) >= grace:
+                break
+            time.sleep(_POLL)
+        for leader in leaders:
+            signal_group(leader, signal.SIGKILL)
 
     def readings(self) -> list[HeartbeatReading]:
         found = (read_heartbeat(self._beats, rank) for rank in self.ranks)
@@ -96,7 +101,7 @@ class LocalRanks:
     def stacks(self) -> dict[int, str]:
         # A stopped process writes its stacks when it goes on: they show where it was stopped.
         stopped = [rank for rank in self.ranks if self.is_stopped(rank)]
-        send_signal(self._workers, self.ranks, STACKS_SIGNAL, send=signal_main_thread)
+        self._send(self.ranks, STACKS_SIGNAL, signal_main_thread)
         self.send(stopped, signal.SIGCONT)
         if request_dumps(self._beats):
             time.sleep(_DUMPING)
@@ -112,10 +117,15 @@ class LocalRanks:
     def locate(self, hang: Hang) -> Hang:
         return hang
 
+    def _send(self, ranks: Sequence[int], number: int, send: Callable[[int, int], None]) -> None:
+        for rank in ranks:
+            with suppress(ProcessLookupError):
+                send(self._workers.pids[rank], number)
+
     def _wait_for_stacks(self, stopped: Sequence[int]) -> None:
         deadline, waited_for = time.monotonic() + _WRITING, {rank for rank in self.ranks if self.poll(rank) is None}
         while waited_for and time.monotonic() < deadline:
-            time.sleep(_POLL)
+            time.sleep(_LOOK)
             done = {rank for rank in waited_for if has_stacks(self._beats, rank)}
             # Stopped again, so that they do not do much else.
             self.send([rank for rank in stopped if rank in done], signal.SIGSTOP)

@@ -15,7 +15,6 @@ after all have joined. Those of an earlier alarm, after which the run went on, a
 """
 
 import faulthandler
-import json
 import math
 import os
 import platform
@@ -26,10 +25,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic_core import to_json
+
 from hlat.config import Recipe
+from hlat.launch.hosts.records import parse_record
 from hlat.launch.metrics_process import metrics_server
 from hlat.launch.supervision.incidents import ObservedHang, RunEvents
 from hlat.launch.worker_process import ErrorReport, write_report
@@ -93,7 +95,7 @@ class HangReports:
     def write(self, report: HangReport) -> None:
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(self._file(self._rank), json.dumps(asdict(report)).encode())
+            write_atomic(self._file(self._rank), to_json(report))
 
     def read(self, world: int, margin: float = 0.0) -> list[HangReport]:
         """Return the reports since the last alarm, or ``margin`` seconds before it, of the ranks that have one."""
@@ -104,11 +106,10 @@ class HangReports:
         return [report for report in found if report is not None]
 
     def _read(self, rank: int, oldest: float) -> HangReport | None:
-        with suppress(OSError, ValueError, TypeError, KeyError):  # missing, or written by another version
+        with suppress(OSError):
             if self._file(rank).stat().st_mtime < oldest:  # by the clock of the shared folder, as the alarm
                 return None
-            content = json.loads(self._file(rank).read_text(encoding="utf-8"))
-            return HangReport(HeartbeatReading(**content["beat"]), str(content["host"]), bool(content["late"]))
+            return parse_record(HangReport, self._file(rank).read_bytes())
         return None
 
     def _file(self, rank: int) -> Path:
