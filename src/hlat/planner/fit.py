@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+import torch
+
 from hlat.config import Problem, Recipe, changeable
 from hlat.hardware import Cluster, device_chip, load_catalog
 from hlat.parallel import StepShape
@@ -98,9 +100,9 @@ def predict_recipe(recipe: Recipe, cluster: Cluster, world: int | None = None) -
     return predict_layout(*recipe_step(recipe.in_mode(mode), cluster, world))
 
 
-def fit_here(recipe: Recipe, world: int) -> MemoryFit | None:
+def fit_here(recipe: Recipe, world: int, device: torch.device | None = None) -> MemoryFit | None:
     """Estimate the memory of a recipe on machines as this one, whose device is opened; None without an accelerator."""
-    device = choose_device(recipe.run.device, RankInfo())
+    device = device or choose_device(recipe.run.device, RankInfo())
     backend, catalog = backend_of(device), load_catalog()
     if backend.is_shared:
         return None
