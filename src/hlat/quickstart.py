@@ -62,10 +62,7 @@ def quickstart_recipe(folder: Path, steps: int | None) -> Recipe:
 
 
 def run_quickstart(
-    folder: Path,
-    say: Callable[[str], None],
-    data_progress: DataProgress = nullcontext,
-    steps: int | None = None,
+    folder: Path, say: Callable[[str], None], data_progress: DataProgress = nullcontext, steps: int | None = None
 ) -> QuickstartResult:
     """Train, evaluate, sample and export in ``folder``; an interrupted quickstart resumes.
 

@@ -16,7 +16,6 @@ from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.join import Runtime
 from hlat.runtime.errors import DeviceMemoryError
 from hlat.runtime.storage.run_folder import EARLIER_ATTEMPT_ENV
-from hlat.training import interruptions as memory_error
 from hlat.training.interruptions import explained_out_of_memory
 
 GIB = 1 << 30
@@ -28,7 +27,6 @@ EIGHT = "p5.48xlarge:1"
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch):
     """An H100 that is not here, as far as the message asks for it."""
-    monkeypatch.setattr(memory_error, "has_fast_bf16", lambda device: True)
     answers = {"memory_bytes": 80 * GIB, "chip_name": CHIP, "peak_memory_bytes": 70 * GIB}
     answers["allocator_use"] = AllocatorUse(78 * GIB, 2)
     for name, answer in answers.items():

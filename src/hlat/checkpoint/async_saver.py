@@ -1,11 +1,11 @@
 """Asynchronous saving: a helper process of each rank writes its checkpoints, while the rank trains.
 
-    rank     SaverSettings, run lock -----------------------------> saver     joins the other savers: Note.JOINED
-             chunks --copy--> staging buffer (``staging_buffer.py``), shared with the saver: Note.BUFFER
+    rank     SaverSettings, run lock -----------------------------> saver     joins the other savers: SaverSignal.JOINED
+             chunks --copy--> staging buffer (``staging_buffer.py``), shared with the saver: SaverSignal.BUFFER
     submit   SaveRequest -----------------------------------------> saver --store.save, with all savers--> checkpoint
              training continues                                           --a snapshot, if requested--> snapshot
     reports  FailedAttempt, ..., SaveResult, or its error <-------- saver
-             TierEvent, ..., Note.UPLOADED (object store), SnapshotResult
+             TierEvent, ..., SaverSignal.UPLOADED (object store), SnapshotResult
              signs of life of all savers --exchanged while ranks wait--> a saver without any is killed
     agree_on_outcome   result, lost savers --exchanged by all ranks--> SaveOutcome, the same on every rank
 
@@ -76,7 +76,7 @@ class SaveRequest:
     snapshot: bool = False
 
 
-class Note(Enum):
+class SaverSignal(Enum):
     """Messages without content."""
 
     BUFFER = "buffer"  # with the descriptor of the staging buffer that the following requests refer to
@@ -110,7 +110,7 @@ class _Saver:
         with blocking_call():  # other savers may start later
             ranks = join_helpers("savers", settings.rendezvous, self._rank_info)
         self._finishes = self._joined = True
-        self._channel.send(Note.JOINED)
+        self._channel.send(SaverSignal.JOINED)
         disk = self._make_disk()
         keep = settings.keep_last, settings.keep_every_steps
         store = CheckpointStore(
@@ -120,7 +120,7 @@ class _Saver:
         memory: mmap | None = None
         while True:
             request, descriptors = self._channel.receive()
-            if request is Note.BUFFER:
+            if request is SaverSignal.BUFFER:
                 memory = attach_buffer(*descriptors)
                 continue
             assert memory is not None, "the buffer is sent before the first request"
@@ -147,10 +147,10 @@ class _Saver:
         self._finishes = False
         for event in tiers.upload():
             self._report(event)
-        self._report(Note.UPLOADED)
+        self._report(SaverSignal.UPLOADED)
         self._finishes = True
 
-    def _report(self, message: FailedAttempt | TierEvent | Note) -> None:
+    def _report(self, message: FailedAttempt | TierEvent | SaverSignal) -> None:
         with suppress(PeerEnded):  # training has ended; what it requested is written nevertheless
             self._channel.send(message)
 
@@ -239,7 +239,7 @@ class AsyncSaver:
         except OSError as error:
             self._drop_saver(_no_memory_message(size, error))
         else:
-            self._process.send(Note.BUFFER, [self._buffer.descriptor])
+            self._process.send(SaverSignal.BUFFER, [self._buffer.descriptor])
 
     def submit(self, content: CheckpointContent, snapshot: bool = False) -> None:
         """Copy a state to the staging buffer and have it written; returns after the copy. Collective."""
@@ -306,10 +306,10 @@ class AsyncSaver:
                 return
             if message is None:
                 return
-            if message is Note.JOINED:
+            if message is SaverSignal.JOINED:
                 self._joined = True
                 continue
-            if message is Note.UPLOADED:
+            if message is SaverSignal.UPLOADED:
                 self._uploading = False
                 continue
             if isinstance(message, SaveResult | SnapshotResult):

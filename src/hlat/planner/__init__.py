@@ -39,7 +39,7 @@ __getattr__ = lazily(
         "expected": "days_text likely usd_words whole_run",
         "fit": "MemoryRemedy fit_here predict_recipe recipe_fit remedies",
         "grid": "PlanGrid check_grid_options grid_lines grid_page plan_grid",
-        "memory": "device_overhead has_fused_kernels",
+        "memory": "device_overhead",
         "plan": "TrainingPlan format_number make_plan run_determinism_cost",
         "problem.layouts": "machines_with recipe_step",
         "problem.question": "PlanQuestion check_options price_kind",

@@ -23,18 +23,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from types import FrameType, TracebackType
 
 import torch
 
 from hlat.checkpoint import TierEvent
 from hlat.config import Recipe, RecoveryConfig
-from hlat.hardware import load_catalog
-from hlat.parallel import ACCELERATOR, StepShape, rank_bytes, stage_layer_counts
-from hlat.precision import resolve_mode
 from hlat.runtime import errors, slurm
-from hlat.runtime.backend.device import has_fast_bf16
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.host_collectives import AsyncMax, HostGroup
 from hlat.runtime.distributed.join import Runtime
@@ -206,9 +201,6 @@ def report_tier_notes(notes: Iterable[TierEvent], tracker: Tracker | OtherRankTr
             tracker.message(note.message)
 
 
-_UNKNOWN_CHIP = "unknown"  # family of a chip that the catalog does not have
-
-
 @contextmanager
 def explained_out_of_memory(recipe: Recipe, runtime: Runtime, steps: Callable[[], int]) -> Iterator[None]:
     """Raise DeviceMemoryError in place of torch's error: it says what the rank held and which changes would fit.
@@ -247,44 +239,27 @@ def _memory_held(runtime: Runtime) -> str:
 
 
 def _memory_advice(recipe: Recipe, runtime: Runtime) -> str:
-    from hlat.planner import USABLE_MEMORY_SHARE, fit_here  # noqa: PLC0415 - only where memory is short
+    from hlat.planner import fit_here  # noqa: PLC0415 - only where memory is short
 
-    recipe = recipe.in_mode(resolve_mode(recipe.precision.mode, has_fast_bf16(runtime.device)))
-    # By the planner's count, so that the advice is what hlat plan would say.
-    needed = _memory_needed(recipe, runtime)
-    total, limit = sum(needed.values()), USABLE_MEMORY_SHARE * backend_of(runtime.device).memory_bytes(runtime.device)
-    parts = ", ".join(f"{name} {_gib(each)}" for name, each in needed.items() if each)
-    counted = f"Plans count {_gib(total)} for this rank: {parts}."
-    if total <= limit:
-        return f"{counted} That fits: look for other programs on the device, or for gaps between reserved and taken."
+    fit = None
     with suppress(HlatError):  # a recipe that plans do not cover
-        if (fit := fit_here(recipe, runtime.world, runtime.device)) is not None:
-            return f"{counted} {fit.remedy}"
-    return f"{counted} Use more devices (hlat plan says how many), or precision.mode=bf16-sr."
-
-
-def _memory_needed(recipe: Recipe, runtime: Runtime) -> dict[str, float]:
-    """Count bytes by purpose of the stage that this rank has, with what the device's runtime and allocator add."""
-    from hlat.planner import device_overhead, has_fused_kernels  # noqa: PLC0415
-
-    step = StepShape.of(recipe, runtime.world)
-    pipeline_rank = runtime.rank // (runtime.world // step.layout.pipeline)
-    name = backend_of(runtime.device).chip_name(runtime.device)
-    chip = None if name is None else load_catalog().chip_by_torch_name(name)
-    kernels = replace(ACCELERATOR, fused=chip is not None and has_fused_kernels(chip))
-    counted = rank_bytes(step, pipeline_rank, stage_layer_counts(step)[pipeline_rank], kernels)
-    temporary = {"gradients": 0.0, "activations": 0.0, **counted.transient}
-    gradients, activations = temporary.pop("gradients"), temporary.pop("activations")
-    others = sum(temporary.values())
-    added = device_overhead(_UNKNOWN_CHIP if chip is None else chip.family, activations + others)
-    return {
-        "parameters": counted.parameters,
-        "optimizer": counted.optimizer,
-        "gradients": gradients,
-        "activations": activations,
-        "temporary tensors": others,
-        "the device's runtime and allocator": sum(added),
+        fit = fit_here(recipe, runtime.world, runtime.device)
+    if fit is None:
+        return "Use a smaller batch.micro_batch, or more devices."
+    needed = fit.ranks[runtime.rank // (runtime.world // recipe.parallel.pipeline)]
+    purposes = {
+        "parameters": needed.parameters,
+        "optimizer": needed.optimizer,
+        "gradients": needed.gradients,
+        "activations": needed.activations,
+        "temporary tensors": needed.recomputing + needed.logits + needed.working + needed.buffers,
+        "the device's runtime and allocator": needed.runtime + needed.slack,
     }
+    parts = ", ".join(f"{name} {_gib(each)}" for name, each in purposes.items() if each)
+    counted = f"Plans count {_gib(needed.total)} for this rank: {parts}."
+    if needed.total <= fit.usable:
+        return f"{counted} That fits: look for other programs on the device, or for gaps between reserved and taken."
+    return f"{counted} {fit.remedy}"
 
 
 def _gib(count: float) -> str:
