@@ -57,7 +57,7 @@ def draw(lot):
 def case(lot, share, ratios):
     """Draw a recipe of which the estimate is near a share of the memory; add each draw's quick over exact estimate."""
     from hlat.parallel import StepShape
-    from hlat.planner.memory import estimated_ranks, most_needed
+    from hlat.planner.memory import estimated_ranks, pipeline_memory
     from hlat.planner.problem.layouts import recipe_step
 
     for _ in range(TRIES):
@@ -65,7 +65,7 @@ def case(lot, share, ratios):
             continue
         recipe, cluster = drawn
         request, candidate = recipe_step(recipe, cluster)
-        needed = most_needed(request, StepShape.of(recipe, candidate.world))
+        needed = max(each.total for each in pipeline_memory(request, StepShape.of(recipe, candidate.world)))
         ratios.append(max(estimated_ranks(request, candidate)) / needed)
         if abs(needed / cluster.memory_bytes - share) < BESIDE:
             return drawn

@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from hlat.evaluation import Perplexity, Sampling, evaluate_checkpoint, generate_
 from hlat.reporting import write_report
 from hlat.runtime.errors import LaunchError
 from hlat.tracking import append_samples, show_progress, show_stages
-from hlat.training import DataProgress, Outcome, no_progress, run
+from hlat.training import DataProgress, Outcome, run
 
 # No standard-library source written by hand: installed packages, test data with deliberate encoding errors, and
 # generated tables.
@@ -61,10 +62,7 @@ def quickstart_recipe(folder: Path, steps: int | None) -> Recipe:
 
 
 def run_quickstart(
-    folder: Path,
-    say: Callable[[str], None],
-    data_progress: DataProgress = no_progress,
-    steps: int | None = None,
+    folder: Path, say: Callable[[str], None], data_progress: DataProgress = nullcontext, steps: int | None = None
 ) -> QuickstartResult:
     """Train, evaluate, sample and export in ``folder``; an interrupted quickstart resumes.
 

@@ -7,8 +7,9 @@ import pytest
 from hlat.config import Recipe
 from hlat.parallel.layout import StepShape
 from hlat.parallel.stages.rank_memory import rank_bytes
-from hlat.parallel.stages.stage_layers import peak_memory_rank, stage_layer_counts
+from hlat.parallel.stages.stage_layers import stage_layer_counts
 from hlat.rehearsal import default_ranks, rehearse
+from tests.support.distributed.stage_bytes import peak_memory_rank
 from tests.support.rehearsal.small_recipes import recipe_of
 
 # Numbers of layers that do not divide evenly. The fullest rank is mostly neither the first, middle nor last.

@@ -8,8 +8,9 @@ import yaml
 from hlat.config import RecipeError
 from hlat.parallel.layout import StepShape
 from hlat.parallel.stages.rank_memory import rank_bytes
-from hlat.parallel.stages.stage_layers import peak_memory_rank, stage_layer_counts
+from hlat.parallel.stages.stage_layers import stage_layer_counts
 from hlat.rehearsal import rehearse
+from tests.support.distributed.stage_bytes import peak_memory_rank
 from tests.support.training.staged import plain_of, staged, staged_content
 
 # Large enough for the tolerance of 3 %, which all planned memory has.

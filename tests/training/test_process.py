@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from hlat.training.process import OperatorTime, kind_of, scheduled_gc, table
+from hlat.training.process import OperatorTime, collect_garbage, kind_of, scheduled_gc, table
 
 
 class Knot:
@@ -17,13 +17,13 @@ class Knot:
 
 
 def test_it_collects_at_its_steps_only_and_is_restored_afterwards() -> None:
-    with pytest.raises(ZeroDivisionError), scheduled_gc() as garbage:
+    with pytest.raises(ZeroDivisionError), scheduled_gc():
         assert not gc.isenabled()
         knot = weakref.ref(Knot())
         for step in range(1, 100):
-            garbage.after_step(step)
+            collect_garbage(step)
         assert knot() is not None
-        garbage.after_step(100)
+        collect_garbage(100)
         assert knot() is None
         raise ZeroDivisionError
     assert gc.isenabled() and gc.get_freeze_count() == 0

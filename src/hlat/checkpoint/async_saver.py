@@ -1,11 +1,11 @@
 """Asynchronous saving: a helper process of each rank writes its checkpoints, while the rank trains.
 
-    rank     SaverSettings, run lock -----------------------------> saver     joins the other savers: SaverJoined
-             chunks --copy--> staging buffer (``staging_buffer.py``), shared with the saver: BufferMessage
+    rank     SaverSettings, run lock -----------------------------> saver     joins the other savers: SaverSignal.JOINED
+             chunks --copy--> staging buffer (``staging_buffer.py``), shared with the saver: SaverSignal.BUFFER
     submit   SaveRequest -----------------------------------------> saver --store.save, with all savers--> checkpoint
              training continues                                           --a snapshot, if requested--> snapshot
-    reports  FailedAttempt, ..., SaveResult, or SaverFailed <------ saver
-             TierEvent, ..., UploadsDone (object store), SnapshotResult
+    reports  FailedAttempt, ..., SaveResult, or its error <-------- saver
+             TierEvent, ..., SaverSignal.UPLOADED (object store), SnapshotResult
              signs of life of all savers --exchanged while ranks wait--> a saver without any is killed
     agree_on_outcome   result, lost savers --exchanged by all ranks--> SaveOutcome, the same on every rank
 
@@ -19,10 +19,10 @@ complete, or does not exist.
 
 import os
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import Enum
 from mmap import mmap
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from hlat.checkpoint.tiers import SnapshotResult, TierEvent, Tiers, TierSettings
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.distributed.join import Runtime, join_helpers
 from hlat.runtime.distributed.rendezvous import Rendezvous
-from hlat.runtime.errors import HlatError
+from hlat.runtime.errors import HlatError, first_line
 from hlat.runtime.helper_process import Channel, HelperProcess, PeerEnded
 from hlat.runtime.process import RankInfo, is_stopped
 from hlat.runtime.progress import ProgressRecord, advance, blocking_call
@@ -66,11 +66,6 @@ class SaverSettings:
 
 
 @dataclass(frozen=True)
-class BufferMessage:
-    """Message sent with the descriptor of the staging buffer that the following requests refer to."""
-
-
-@dataclass(frozen=True)
 class SaveRequest:
     """Request to write a checkpoint, or a snapshot, of the present content of the staging buffer."""
 
@@ -81,21 +76,12 @@ class SaveRequest:
     snapshot: bool = False
 
 
-@dataclass(frozen=True)
-class UploadsDone:
-    """Message that the uploads to the object store are done; earlier reports name those that failed."""
+class SaverSignal(Enum):
+    """Messages without content."""
 
-
-@dataclass(frozen=True)
-class SaverJoined:
-    """Message that all savers have joined: what is requested from now on is written even if training ends."""
-
-
-@dataclass(frozen=True)
-class SaverFailed:
-    """Last message of a saver that cannot continue."""
-
-    reason: str
+    BUFFER = "buffer"  # with the descriptor of the staging buffer that the following requests refer to
+    JOINED = "joined"  # all savers have joined: what is requested from now on is written even if training ends
+    UPLOADED = "uploaded"  # uploads to the object store are done; earlier reports name those that failed
 
 
 def _open_run_folder(settings: SaverSettings, descriptors: list[int]) -> RunFolder | None:
@@ -108,14 +94,7 @@ def _open_run_folder(settings: SaverSettings, descriptors: list[int]) -> RunFold
 def run_saver(channel: Channel, rank_info: RankInfo, make_disk: Callable[[], Disk]) -> None:
     """Write what training requests until it closes the channel; the entry of the saver process."""
     torch.set_num_threads(1)  # the CPU cores are for training
-    # Training has closed the channel: nobody is left to report to.
-    with suppress(PeerEnded):
-        try:
-            _Saver(channel, rank_info, make_disk).run()
-        except (HlatError, RuntimeError) as error:  # another saver is lost, which its rank reports
-            channel.send(SaverFailed(str(error).partition("\n")[0]))
-        except Exception:
-            channel.send(SaverFailed(traceback.format_exc()))
+    _Saver(channel, rank_info, make_disk).run()
 
 
 class _Saver:
@@ -131,7 +110,7 @@ class _Saver:
         with blocking_call():  # other savers may start later
             ranks = join_helpers("savers", settings.rendezvous, self._rank_info)
         self._finishes = self._joined = True
-        self._channel.send(SaverJoined())
+        self._channel.send(SaverSignal.JOINED)
         disk = self._make_disk()
         keep = settings.keep_last, settings.keep_every_steps
         store = CheckpointStore(
@@ -141,7 +120,7 @@ class _Saver:
         memory: mmap | None = None
         while True:
             request, descriptors = self._channel.receive()
-            if isinstance(request, BufferMessage):
+            if request is SaverSignal.BUFFER:
                 memory = attach_buffer(*descriptors)
                 continue
             assert memory is not None, "the buffer is sent before the first request"
@@ -168,10 +147,10 @@ class _Saver:
         self._finishes = False
         for event in tiers.upload():
             self._report(event)
-        self._report(UploadsDone())
+        self._report(SaverSignal.UPLOADED)
         self._finishes = True
 
-    def _report(self, message: FailedAttempt | TierEvent | UploadsDone) -> None:
+    def _report(self, message: FailedAttempt | TierEvent | SaverSignal) -> None:
         with suppress(PeerEnded):  # training has ended; what it requested is written nevertheless
             self._channel.send(message)
 
@@ -260,7 +239,7 @@ class AsyncSaver:
         except OSError as error:
             self._drop_saver(_no_memory_message(size, error))
         else:
-            self._process.send(BufferMessage(), [self._buffer.descriptor])
+            self._process.send(SaverSignal.BUFFER, [self._buffer.descriptor])
 
     def submit(self, content: CheckpointContent, snapshot: bool = False) -> None:
         """Copy a state to the staging buffer and have it written; returns after the copy. Collective."""
@@ -321,19 +300,16 @@ class AsyncSaver:
             except PeerEnded as end:
                 self._drop_saver(f"ended with exit code {end.code}")
                 return
-            except (HlatError, RuntimeError) as error:  # before the saver's own work, which reports errors itself
-                reason = str(error).strip().splitlines()[-1]
+            except (HlatError, RuntimeError) as error:  # the second is a traceback, which ends with the error
+                reason = first_line(error) if isinstance(error, HlatError) else str(error).strip().splitlines()[-1]
                 self._drop_saver(f"ended with exit code 1: {reason}")
                 return
             if message is None:
                 return
-            if isinstance(message, SaverFailed):
-                self._drop_saver(message.reason)
-                return
-            if isinstance(message, SaverJoined):
+            if message is SaverSignal.JOINED:
                 self._joined = True
                 continue
-            if isinstance(message, UploadsDone):
+            if message is SaverSignal.UPLOADED:
                 self._uploading = False
                 continue
             if isinstance(message, SaveResult | SnapshotResult):

@@ -29,7 +29,7 @@ from hlat.model import (
 )
 from hlat.parallel.layout import Layout
 from hlat.parallel.process_groups import all_gather, create_process_groups
-from hlat.parallel.tensor_parallel import parallelize_block, parallelize_embedding_and_head
+from hlat.parallel.tensor_parallel import parallelize
 from hlat.runtime.distributed.join import Runtime
 from hlat.runtime.errors import DataError, LaunchError
 from hlat.runtime.terminal import plural
@@ -121,9 +121,7 @@ def build_forward_model(
         model = Decoder(config, ModelShard(layout.coordinates(runtime.rank).tp, tensor))
     replace_parameters(model, lambda parameter: parameter.to(dtype))
     if groups.tensor is not None:
-        for block in model.blocks():
-            parallelize_block(block, groups.tensor, False)
-        parallelize_embedding_and_head(model, groups.tensor, False)
+        parallelize(model, groups.tensor, False)
     allocate(model, runtime.device)
     return ForwardModel(model.eval(), runtime.device, groups.tensor), layout
 

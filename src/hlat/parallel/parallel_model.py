@@ -52,7 +52,7 @@ from hlat.parallel.layout import Layout, StepShape
 from hlat.parallel.matrix_exchange import MatrixExchange, MatrixPlan
 from hlat.parallel.process_groups import ProcessGroups, create_process_groups, try_groups
 from hlat.parallel.stages.stage_layers import rank_model_shards
-from hlat.parallel.tensor_parallel import parallelize_block, parallelize_embedding_and_head
+from hlat.parallel.tensor_parallel import parallelize
 from hlat.precision import MODES, Mode, convert_to_fp8
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.join import Runtime, host_values, in_fake_world
@@ -343,9 +343,7 @@ def _build_stage(
         for block in model.blocks():
             convert_to_fp8(block)
     if groups.tensor is not None:
-        for block in model.blocks():
-            parallelize_block(block, groups.tensor, layout.sequence_parallel)
-        parallelize_embedding_and_head(model, groups.tensor, layout.sequence_parallel)
+        parallelize(model, groups.tensor, layout.sequence_parallel)
     if model.head is not None:
         model.head.cross_entropy.z_loss = recipe.optimizer.z_loss
         model.head.cross_entropy.terms = loss_terms(recipe.training.loss_terms)

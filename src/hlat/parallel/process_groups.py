@@ -28,7 +28,7 @@ from hlat.model import kv_replication
 from hlat.parallel.layout import AXES, Layout
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.join import device_group
-from hlat.runtime.errors import LaunchError
+from hlat.runtime.errors import LaunchError, first_line
 from hlat.runtime.terminal import TABLE_ROWS, listed
 
 
@@ -249,7 +249,7 @@ def _try_operation(
         # A collective may return without an error and have done nothing, so results are compared.
         found, expected = trial()
     except (RuntimeError, NotImplementedError, ValueError, AssertionError) as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = first_line(error) or type(error).__name__
         raise LaunchError(
             f"{operation} does not work in the {name} group of ranks {ranks}: {reason}. {_ADVICE}"
         ) from error

@@ -112,6 +112,13 @@ class _EmbeddingHooks:
         return reduce(local, self._group, self._sequence)
 
 
+def parallelize(model: Decoder, group: ProcessGroup, sequence: bool) -> None:
+    """Attach collectives to the blocks, the embedding and the head of a shard, whichever it has."""
+    for block in model.blocks():
+        parallelize_block(block, group, sequence)
+    parallelize_embedding_and_head(model, group, sequence)
+
+
 def parallelize_embedding_and_head(model: Decoder, group: ProcessGroup, sequence: bool) -> None:
     """Attach collectives to embedding and head (if in this shard), so that they compute the unsharded result.
 

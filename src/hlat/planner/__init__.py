@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from hlat.planner.problem.layouts import *
     from hlat.planner.problem.question import *
     from hlat.planner.problem.request import *
-    from hlat.planner.problem.workload import *
     from hlat.planner.purchase import *
     from hlat.planner.purchase_table import *
     from hlat.planner.report.comparison import *
@@ -40,12 +39,11 @@ __getattr__ = lazily(
         "expected": "days_text likely usd_words whole_run",
         "fit": "MemoryRemedy fit_here predict_recipe recipe_fit remedies",
         "grid": "PlanGrid check_grid_options grid_lines grid_page plan_grid",
-        "memory": "device_overhead has_fused_kernels",
+        "memory": "device_overhead",
         "plan": "TrainingPlan format_number make_plan run_determinism_cost",
         "problem.layouts": "machines_with recipe_step",
         "problem.question": "PlanQuestion check_options price_kind",
         "problem.request": "PlanRequest resolve_request",
-        "problem.workload": "RECOMPUTE_POLICIES",
         "purchase": "ModelSize Purchase choose_cluster choose_model_size",
         "purchase_table": "model_size_json model_size_lines purchase_json purchase_lines",
         "report.comparison": "ClusterComparison compare_clusters comparison_lines",

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+import torch
+
 from hlat.config import Problem, Recipe, changeable
 from hlat.hardware import Cluster, device_chip, load_catalog
 from hlat.parallel import StepShape
-from hlat.planner.memory import FURTHEST_ESTIMATE, estimated_ranks, most_needed
+from hlat.planner.memory import FURTHEST_ESTIMATE, RankMemory, estimated_ranks, pipeline_memory
 from hlat.planner.problem.layouts import Candidate, layout_violations, machines_with, recipe_step
 from hlat.planner.problem.request import PlanRequest, has_fast_bf16
 from hlat.planner.problem.workload import RECOMPUTE_POLICIES
@@ -42,22 +44,29 @@ class MemoryRemedy:
 class MemoryFit:
     """Memory of the rank that needs most, beside that of a device."""
 
-    needed: float  # bytes, planned
+    ranks: Sequence[RankMemory]  # planned, of each pipeline rank
     memory: float  # bytes of a device
     cluster: str  # name of the machines, as plans take it
     device: str  # words for a device
     remedies: tuple[MemoryRemedy, ...] = ()  # the fastest first; empty if it fits, or nothing near helps
 
     @property
+    def needed(self) -> float:
+        return max(rank.total for rank in self.ranks)
+
+    @property
+    def usable(self) -> float:
+        return USABLE_MEMORY_SHARE * self.memory
+
+    @property
     def fits(self) -> bool:
-        return self.needed <= USABLE_MEMORY_SHARE * self.memory
+        return self.needed <= self.usable
 
     def __str__(self) -> str:
         """The two numbers in words."""
-        usable = USABLE_MEMORY_SHARE * self.memory / _GIB
         return (
             f"the fullest rank needs {self.needed / _GIB:.1f} GiB by the planner's estimate, and {self.device} "
-            f"has {self.memory / _GIB:.1f} GiB, of which {usable:.1f} can be used"
+            f"has {self.memory / _GIB:.1f} GiB, of which {self.usable / _GIB:.1f} can be used"
         )
 
     @property
@@ -84,8 +93,8 @@ def recipe_fit(recipe: Recipe, cluster: Cluster, world: int | None = None, devic
     plans = recipe.memory.activation_checkpointing in RECOMPUTE_POLICIES
     plain = recipe if plans else recipe.model_copy(update={"memory": type(recipe.memory)()})
     request, candidate = recipe_step(plain, cluster, world)
-    needed = most_needed(request, StepShape.of(recipe, candidate.world))
-    found = MemoryFit(needed, cluster.memory_bytes, cluster.name, device or f"a device of {cluster.name}")
+    ranks = pipeline_memory(request, StepShape.of(recipe, candidate.world))
+    found = MemoryFit(ranks, cluster.memory_bytes, cluster.name, device or f"a device of {cluster.name}")
     if found.fits or not plans:
         return found
     sends = cluster.chip.device is None or backend_of(cluster.chip.device).sends
@@ -98,15 +107,14 @@ def predict_recipe(recipe: Recipe, cluster: Cluster, world: int | None = None) -
     return predict_layout(*recipe_step(recipe.in_mode(mode), cluster, world))
 
 
-def fit_here(recipe: Recipe, world: int) -> MemoryFit | None:
+def fit_here(recipe: Recipe, world: int, device: torch.device | None = None) -> MemoryFit | None:
     """Estimate the memory of a recipe on machines as this one, whose device is opened; None without an accelerator."""
-    device = choose_device(recipe.run.device, RankInfo())
+    device = device or choose_device(recipe.run.device, RankInfo())
     backend, catalog = backend_of(device), load_catalog()
     if backend.is_shared:
         return None
     # Of a device that the catalog does not have, only its memory matters: any chip of its type stands for the rest.
-    of_type = (chip for chip in catalog.chips if chip.device is not None and backend_of(chip.device) is backend)
-    alike = (chip for chip in of_type if chip.can_be_planned)
+    alike = (one for one in catalog.chips if one.device and one.can_be_planned and backend_of(one.device) is backend)
     if (chip := device_chip(device, catalog) or next(alike, None)) is None or chip.memory is None:
         return None
     gib = backend.memory_bytes(device) * chip.devices / _GIB

@@ -127,18 +127,14 @@ def _estimate(request: PlanRequest, step: StepShape, pipeline_rank: int, kernels
 def ranks_of_interest(request: PlanRequest, candidate: Candidate) -> list[int]:
     """Pipeline ranks to report: ``representative_ranks``, with the memory that the device adds."""
     step = candidate.step_shape(request)
-    return representative_ranks(step, _needs(request, step))
+    return representative_ranks(step, [each.total for each in pipeline_memory(request, step)])
 
 
-def most_needed(request: PlanRequest, step: StepShape) -> float:
-    """Bytes of the rank that needs most in a step, on the request's devices."""
-    return max(_needs(request, step))
-
-
-def _needs(request: PlanRequest, step: StepShape) -> list[float]:
+def pipeline_memory(request: PlanRequest, step: StepShape) -> list[RankMemory]:
+    """Memory of each pipeline rank in a step, on the request's devices."""
     kernels = _eager_kernels(request, step)
     counts = [rank_bytes(step, rank, sizes, kernels) for rank, sizes in enumerate(stage_layer_counts(step))]
-    return [_on_device(request, counted).total for counted in counts]
+    return [_on_device(request, counted) for counted in counts]
 
 
 def has_fused_kernels(chip: Chip) -> bool:
@@ -184,18 +180,14 @@ _MOST_CHECKS = 24  # of about 10 ms each
 FURTHEST_ESTIMATE = 1.4
 
 
-def possible_peak_ranks(candidate: Candidate) -> list[int]:
-    """Pipeline ranks one of which needs most memory: the first, the last, and the second."""
-    # The second has message buffers on both sides and, of the ranks that do, the most micro-batches in flight.
-    return sorted({0, min(1, candidate.pipeline - 1), candidate.pipeline - 1})
-
-
 def estimated_ranks(request: PlanRequest, candidate: Candidate, most: float | None = None) -> list[float]:
     """Estimate the bytes of the ranks that may need most; one that needs over ``most`` ends the list."""
     step = candidate.step_shape(request)
     kernels = _eager_kernels(request, step)
     found: list[float] = []
-    for rank in possible_peak_ranks(candidate):
+    # The first, the last, or the second, which has message buffers on both sides and, of the ranks that do, the most
+    # micro-batches in flight.
+    for rank in sorted({0, min(1, candidate.pipeline - 1), candidate.pipeline - 1}):
         found.append(_estimate(request, step, rank, kernels).total)
         if most is not None and found[-1] > most:
             break

@@ -97,6 +97,11 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
+def first_line(error: BaseException) -> str:
+    """Return what an error says, without the stack that torch's C++ errors append."""
+    return str(error).strip().partition("\n")[0]
+
+
 def error_class(name: str, exit_code: int) -> type[HlatError]:
     """Return the class of another process's error: by name, else by exit code; or LaunchError."""
     known = {kind.__name__: kind for kind in _subclasses(HlatError) if kind.__module__ == __name__}

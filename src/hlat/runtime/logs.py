@@ -296,17 +296,9 @@ _JSON_HELPER = Path(__file__).with_name("json_lines.py")
 _JSON_ENDING = 5.0  # seconds for the helper to write the last lines; a child may have inherited its pipes and live on
 
 
-def json_line(
-    event: str,
-    message: str,
-    *,
-    level: str = "info",
-    rank: int | None = None,
-    step: int | None = None,
-    values: Mapping[str, Any] | None = None,
-) -> str:
+def json_line(event: str, message: str, *, values: Mapping[str, Any] | None = None, **others: Any) -> str:
     """Return a log line, without credentials in URLs; arguments as ``json_lines.format_line``."""
-    return format_line(event, redact(message), level=level, rank=rank, step=step, values=redact_json(values or {}))
+    return format_line(event, redact(message), values=redact_json(values or {}), **others)
 
 
 def prints_json() -> bool:

@@ -12,6 +12,7 @@ import fcntl
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -85,8 +86,10 @@ def flat_fields(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested sections to values by dotted name."""
     found: dict[str, Any] = {}
     for name, value in values.items():
-        path = f"{prefix}{name}"
-        found |= flat_fields(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
+        if isinstance(value, dict):
+            found |= flat_fields(value, f"{prefix}{name}.")
+        else:
+            found[sys.intern(prefix + name)] = value  # one text per name: files have millions of values
     return found
 
 

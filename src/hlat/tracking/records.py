@@ -15,7 +15,6 @@ Lines become columns as they are read: a million of them take 3 GB as objects of
 """
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -32,6 +31,7 @@ from hlat.tracking.jsonl import (
     as_storage_error,
     decode_record,
     filter_lines,
+    flat_fields,
     from_json_value,
     iter_records,
     read_records,
@@ -243,7 +243,7 @@ def metrics_table(run: Path) -> "pa.Table":
     for number, line in enumerate(iter_records(path), start=1):
         if type(step := line.get("step")) is not int:
             raise DataError(f"{path}: record {number} has no step. Correct or delete that line.")
-        table.add(step, _flat(line))
+        table.add(step, {name: from_json_value(value) for name, value in flat_fields(line).items()})
     return table.build()
 
 
@@ -310,18 +310,6 @@ def _cast(part: "pa.Array | None", wanted: "pa.DataType", length: int) -> "pa.Ar
         texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in part.to_pylist()]
         return pa.array(texts, wanted)
     return part.cast(wanted, safe=False)
-
-
-def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested objects: {"seconds": {"data": 1.0}} -> {"seconds.data": 1.0}."""
-    flat: dict[str, Any] = {}
-    for name, value in record.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            number = value if type(value) is float else from_json_value(value)
-            flat[sys.intern(prefix + name)] = number  # one text per column, not per line
-    return flat
 
 
 def _column(values: Sequence[Any]) -> "pa.Array":

@@ -103,19 +103,19 @@ class Eta:
 
 
 class LogStream(io.TextIOBase):
-    """Stream that logs each line that is written to it, at one level."""
+    """Stream that logs each line that is written to it."""
 
     encoding = "utf-8"
 
-    def __init__(self, logger: logging.Logger, level: int = logging.INFO) -> None:
-        self._logger, self._level = logger, level
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
         self._rest = ""
 
     def write(self, text: str) -> int:
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             if line.strip():
-                self._logger.log(self._level, "%s", line)
+                self._logger.info("%s", line)
         return len(text)
 
     def close(self) -> None:

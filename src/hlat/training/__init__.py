@@ -27,7 +27,7 @@ __getattr__ = lazily(
         "optional_components": "requested_components requested_optimizer",
         "part_checks": "check_own_parts",
         "process": "scheduled_gc",
-        "run_data": "DataProgress no_progress",
+        "run_data": "DataProgress",
         "stages": "check_fork_stages",
         "start": "RunOrigin run_lock",
         "validation.evaluation": "Evaluation EvaluationResult open_evaluation",

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -42,44 +41,51 @@ class LocalBatch:
     progress: StreamProgress | None = None
 
 
-class BatchReader(Protocol):
-    """Reads this rank's sequences of each step."""
+class BatchReader:
+    """Reads this rank's sequences of each step. By default there is no helper process, and nothing to say or close."""
 
     def __call__(self, samples: int) -> LocalBatch:
         """Read the batch of the step that begins at global sample ``samples``."""
+        raise NotImplementedError
 
     def notes(self) -> list[str]:
         """Return and clear the messages for the user; callable from any thread, also during a read."""
+        return []
 
     def silence(self) -> float:
         """Return the seconds since the last sign of life of a helper process that a read waits for; from any thread."""
+        return math.inf
 
     def close(self) -> None:
         """Stop reading ahead; callable from any thread. A read that is waiting ends with an error."""
 
 
-class BatchSource(Protocol):
-    """Training data of a run."""
+class BatchSource:
+    """Training data of a run. By default the global sample index is the whole position."""
 
     notes: list[str]  # lines to log at the start of the run
 
     def reader(self, model: ParallelModel, samples: int) -> BatchReader:
         """Return a reader of this rank's sequences from global sample ``samples`` on. Collective."""
+        raise NotImplementedError
 
     def advance(self, progress: StreamProgress | None) -> None:
         """Move the position past a step that is done; ``progress`` is that of its ``LocalBatch``."""
 
     def state(self) -> list[TensorChunk]:
         """Return the tensors to checkpoint in addition to the global sample index. Collective."""
+        return []
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         """Set the position to that of a checkpoint, or to the beginning; call it before ``reader``."""
 
     def epochs(self, samples: int) -> dict[str, float]:
         """Return the passes over each source (key "" for the whole corpus) in so many samples, as far as known."""
+        del samples  # text that is tokenized while it is read has no known length
+        return {}
 
 
-class PreparedBatchSource:
+class PreparedBatchSource(BatchSource):
     """Batches of prepared data; ``total`` is the number of samples that are read of it, in a run or in a stage."""
 
     def __init__(self, data: TrainingData, batches: BatchSchedule, total: int, of: str = "run") -> None:
@@ -92,15 +98,6 @@ class PreparedBatchSource:
     def reader(self, model: ParallelModel, samples: int) -> BatchReader:
         del samples
         return _PreparedReader(self._data, self._batches, model.rows)
-
-    def advance(self, progress: StreamProgress | None) -> None:
-        """Do nothing: the global sample index is the whole position."""
-
-    def state(self) -> list[TensorChunk]:
-        return []
-
-    def restore(self, checkpoint: Checkpoint | None) -> None:
-        """Do nothing: the global sample index is the whole position."""
 
     def epochs(self, samples: int) -> dict[str, float]:
         return self._data.epochs(samples)
@@ -117,7 +114,7 @@ def _epochs(counts: Mapping[str, float]) -> str:
     return f"{', '.join(shown)}{f' {more}, the fewest {texts[-1]}' if more else ''}"
 
 
-class _PreparedReader:
+class _PreparedReader(BatchReader):
     def __init__(self, data: TrainingData, batches: BatchSchedule, rows_of: Callable[[int], range]) -> None:
         self._data, self._batches, self._rows_of = data, batches, rows_of
 
@@ -125,17 +122,8 @@ class _PreparedReader:
         rows = self._rows_of(len(self._batches.batch_at(samples)))
         return LocalBatch(self._data.batch(samples + rows.start, len(rows)))
 
-    def notes(self) -> list[str]:
-        return []
 
-    def silence(self) -> float:
-        return math.inf
-
-    def close(self) -> None:
-        pass
-
-
-class OnlineBatchSource:
+class OnlineBatchSource(BatchSource):
     """Batches that are tokenized during training."""
 
     def __init__(self, data: OnlineData, ranks: HostGroup) -> None:
@@ -169,10 +157,6 @@ class OnlineBatchSource:
             known[self._owned] = self._cursors.values[self._owned]
         return replicated_chunks({_CURSORS: self._ranks.all_reduce_sum(torch.from_numpy(known))})
 
-    def epochs(self, samples: int) -> dict[str, float]:
-        del samples  # text that is tokenized while it is read has no known length
-        return {}
-
     def restore(self, checkpoint: Checkpoint | None) -> None:
         """Load a checkpoint's cursors; raises CheckpointError for another number of streams or sources."""
         if checkpoint is None:
@@ -182,7 +166,7 @@ class OnlineBatchSource:
         self._cursors.values[:] = checkpoint.read([_CURSORS])[_CURSORS].numpy()
 
 
-class _OnlineReader:
+class _OnlineReader(BatchReader):
     def __init__(self, start: Callable[[Callable[[str], None]], OnlineLoader], group: HostGroup) -> None:
         self._start, self._group = start, group
         self._feed: OnlineLoader | None = None

@@ -21,25 +21,19 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from itertools import combinations
 from types import FrameType, TracebackType
 
 import torch
 
 from hlat.checkpoint import TierEvent
-from hlat.config import Recipe, RecipeError, RecoveryConfig, parse_recipe
-from hlat.hardware import load_catalog
-from hlat.parallel import ACCELERATOR, StepShape, rank_bytes, stage_layer_counts
-from hlat.precision import resolve_mode
+from hlat.config import Recipe, RecoveryConfig
 from hlat.runtime import errors, slurm
-from hlat.runtime.backend.device import has_fast_bf16
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.host_collectives import AsyncMax, HostGroup
 from hlat.runtime.distributed.join import Runtime
-from hlat.runtime.errors import DeviceMemoryError, StorageError
+from hlat.runtime.errors import DeviceMemoryError, HlatError, StorageError
 from hlat.runtime.process import DEADLINE_ENV, STOP_SIGNALS, interrupt
 from hlat.runtime.progress import machine_clock
 from hlat.runtime.storage.run_folder import EARLIER_ATTEMPT_ENV
@@ -149,7 +143,7 @@ class Deadline:
     ) -> None:
         self._longest_save, self._clock = longest_save, clock
         # The supervisor counts from the first attempt on; this process may be a later one.
-        self._deadline = _seconds_or_none(environment.get(DEADLINE_ENV))
+        self._deadline = float(environment[DEADLINE_ENV]) if DEADLINE_ENV in environment else None
         if self._deadline is None and recovery.deadline_seconds is not None:  # no supervisor
             self._deadline = clock() + recovery.deadline_seconds
         end_of_job = slurm.job_end_time(environment)
@@ -164,13 +158,6 @@ class Deadline:
             return False
         # A multiple of the longest save so far, because the next one may take longer.
         return now >= self._end_of_job - max(_MIN_MARGIN, _SAVE_FACTOR * self._longest_save())
-
-
-def _seconds_or_none(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return None
 
 
 _SNAPSHOT_DUE, _SAVER_BUSY = 1, 2  # the vote is a maximum: a busy rank overrules
@@ -214,12 +201,6 @@ def report_tier_notes(notes: Iterable[TierEvent], tracker: Tracker | OtherRankTr
             tracker.message(note.message)
 
 
-Changes = tuple[str, ...]
-"""Overrides of a recipe, such as ``("batch.micro_batch=1",)``."""
-
-_UNKNOWN_CHIP = "unknown"  # family of a chip that the catalog does not have
-
-
 @contextmanager
 def explained_out_of_memory(recipe: Recipe, runtime: Runtime, steps: Callable[[], int]) -> Iterator[None]:
     """Raise DeviceMemoryError in place of torch's error: it says what the rank held and which changes would fit.
@@ -258,91 +239,27 @@ def _memory_held(runtime: Runtime) -> str:
 
 
 def _memory_advice(recipe: Recipe, runtime: Runtime) -> str:
-    from hlat.planner import USABLE_MEMORY_SHARE  # noqa: PLC0415 - only where memory is short
+    from hlat.planner import fit_here  # noqa: PLC0415 - only where memory is short
 
-    recipe = recipe.in_mode(resolve_mode(recipe.precision.mode, has_fast_bf16(runtime.device)))
-    # By the planner's count, so that the advice is what hlat plan would say.
-    needed = _memory_needed(recipe, runtime)
-    total, limit = sum(needed.values()), USABLE_MEMORY_SHARE * backend_of(runtime.device).memory_bytes(runtime.device)
-    parts = ", ".join(f"{name} {_gib(each)}" for name, each in needed.items() if each)
-    counted = f"Plans count {_gib(total)} for this rank: {parts}."
-    if total <= limit:
-        return f"{counted} That fits: look for other programs on the device, or for gaps between reserved and taken."
-    fitting = _fitting(recipe, runtime, limit)
-    if not fitting:
-        return (
-            f"{counted} Neither one sequence per micro-batch nor recomputation nor sharding is enough: use more "
-            "devices (hlat plan says how many), or precision.mode=bf16-sr."
-        )
-    words = "; or ".join(f"{' '.join(changes)} ({_gib(need)})" for changes, need in fitting)
-    return f"{counted} By the same count these fit: {words}."
-
-
-def _memory_needed(recipe: Recipe, runtime: Runtime) -> dict[str, float]:
-    """Count bytes by purpose of the stage that this rank has, with what the device's runtime and allocator add."""
-    from hlat.planner import device_overhead, has_fused_kernels  # noqa: PLC0415
-
-    step = StepShape.of(recipe, runtime.world)
-    pipeline_rank = runtime.rank // (runtime.world // step.layout.pipeline)
-    name = backend_of(runtime.device).chip_name(runtime.device)
-    chip = None if name is None else load_catalog().chip_by_torch_name(name)
-    kernels = replace(ACCELERATOR, fused=chip is not None and has_fused_kernels(chip))
-    counted = rank_bytes(step, pipeline_rank, stage_layer_counts(step)[pipeline_rank], kernels)
-    temporary = {"gradients": 0.0, "activations": 0.0, **counted.transient}
-    gradients, activations = temporary.pop("gradients"), temporary.pop("activations")
-    others = sum(temporary.values())
-    added = device_overhead(_UNKNOWN_CHIP if chip is None else chip.family, activations + others)
-    return {
-        "parameters": counted.parameters,
-        "optimizer": counted.optimizer,
-        "gradients": gradients,
-        "activations": activations,
-        "temporary tensors": others,
-        "the device's runtime and allocator": sum(added),
+    fit = None
+    with suppress(HlatError):  # a recipe that plans do not cover
+        fit = fit_here(recipe, runtime.world, runtime.device)
+    if fit is None:
+        return "Use a smaller batch.micro_batch, or more devices."
+    needed = fit.ranks[runtime.rank // (runtime.world // recipe.parallel.pipeline)]
+    purposes = {
+        "parameters": needed.parameters,
+        "optimizer": needed.optimizer,
+        "gradients": needed.gradients,
+        "activations": needed.activations,
+        "temporary tensors": needed.recomputing + needed.logits + needed.working + needed.buffers,
+        "the device's runtime and allocator": needed.runtime + needed.slack,
     }
-
-
-def _fitting(recipe: Recipe, runtime: Runtime, limit: float) -> list[tuple[Changes, float]]:
-    """Find the mildest change of each kind that fits, with the bytes it needs; if none does, one of several fields."""
-    kinds = [kind for kind in (_smaller_batches(recipe), _stronger_policies(recipe), _shardings(recipe)) if kind]
-    found = [first for kind in kinds if (first := _first_fitting(kind, recipe, runtime, limit)) is not None]
-    if found:
-        return found
-    strongest = [kind[-1] for kind in kinds]
-    several = [sum(some, ()) for count in (2, 3) for some in combinations(strongest, count)]
-    together = _first_fitting(several, recipe, runtime, limit)
-    return [] if together is None else [together]
-
-
-def _smaller_batches(recipe: Recipe) -> list[Changes]:
-    size = recipe.batch.micro_batch
-    return [(f"batch.micro_batch={size >> halvings}",) for halvings in range(1, size.bit_length())]
-
-
-def _stronger_policies(recipe: Recipe) -> list[Changes]:
-    from hlat.planner import RECOMPUTE_POLICIES  # noqa: PLC0415
-
-    policy = recipe.memory.activation_checkpointing
-    at = RECOMPUTE_POLICIES.index(policy) + 1 if policy in RECOMPUTE_POLICIES else len(RECOMPUTE_POLICIES)
-    return [(f"memory.activation_checkpointing={stronger}",) for stronger in RECOMPUTE_POLICIES[at:]]
-
-
-def _shardings(recipe: Recipe) -> list[Changes]:
-    stages = [(f"parallel.zero={stage}",) for stage in (1, 3) if stage > recipe.parallel.zero]
-    return [(f"parallel.tensor={2 * recipe.parallel.tensor}",), *stages]
-
-
-def _first_fitting(
-    kind: Sequence[Changes], recipe: Recipe, runtime: Runtime, limit: float
-) -> tuple[Changes, float] | None:
-    """Return the first changes with which the recipe is valid and this rank fits, and the bytes that it needs."""
-    for changes in kind:
-        with suppress(RecipeError):
-            changed = parse_recipe(recipe.model_dump(mode="json"), overrides=changes, world=runtime.world)
-            needed = sum(_memory_needed(changed, runtime).values())
-            if needed <= limit:
-                return changes, needed
-    return None
+    parts = ", ".join(f"{name} {_gib(each)}" for name, each in purposes.items() if each)
+    counted = f"Plans count {_gib(needed.total)} for this rank: {parts}."
+    if needed.total <= fit.usable:
+        return f"{counted} That fits: look for other programs on the device, or for gaps between reserved and taken."
+    return f"{counted} {fit.remedy}"
 
 
 def _gib(count: float) -> str:

@@ -23,7 +23,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,7 @@ from hlat.training.numerics import configure_rounding
 from hlat.training.optional_components import StepObserver
 from hlat.training.part_checks import check_own_parts
 from hlat.training.process import FaultInjection, GarbageCollector, Profiler
-from hlat.training.run_data import DataProgress, no_progress
+from hlat.training.run_data import DataProgress
 from hlat.training.run_state import RunState, build_run_state
 from hlat.training.saving.checkpointing import Checkpointer, background_saver, roll_back, saver_process, saves_after
 from hlat.training.saving.corruption_check import CorruptionCheck
@@ -87,7 +87,7 @@ def run(
     recipe: Recipe,
     *,
     stream: TextIO | None = None,
-    data_progress: DataProgress = no_progress,
+    data_progress: DataProgress = nullcontext,
     profile: bool = False,
     allow_faults: bool = False,
     require_step: int | None = None,
@@ -422,10 +422,10 @@ def update(
 class PhaseTimer:
     """Seconds per named phase since the last ``reset``; a phase lasts until the next one begins."""
 
-    def __init__(self, first: str = "between", clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._phase, self._since = first, clock()
+        self._phase, self._since = "between", clock()
 
     def __call__(self, phase: str) -> None:
         now = self._clock()

@@ -88,17 +88,15 @@ def _operator_times(finished: profile) -> list[OperatorTime]:
 _COLLECT_EVERY = 100  # steps
 
 
-class GarbageCollection:
-    """Collector that runs after every 100th step."""
-
-    def after_step(self, step: int) -> None:
-        if step % _COLLECT_EVERY == 0:
-            # The two younger generations are enough: no step creates reference cycles that hold tensors.
-            gc.collect(1)
+def collect_garbage(step: int) -> None:
+    """Run the collector after every 100th step."""
+    if step % _COLLECT_EVERY == 0:
+        # The two younger generations are enough: no step creates reference cycles that hold tensors.
+        gc.collect(1)
 
 
 @contextmanager
-def scheduled_gc() -> Iterator[GarbageCollection]:
+def scheduled_gc() -> Iterator[None]:
     """Disable automatic collection inside the block, and freeze the objects that exist at its start."""
     was_enabled = gc.isenabled()
     gc.collect()
@@ -106,7 +104,7 @@ def scheduled_gc() -> Iterator[GarbageCollection]:
     gc.freeze()
     gc.disable()
     try:
-        yield GarbageCollection()
+        yield
     finally:
         gc.unfreeze()
         if was_enabled:
@@ -117,10 +115,10 @@ class GarbageCollector(TrainingComponent):
     """Runs Python's garbage collector after the same steps on every rank."""
 
     def begin(self, start: LoopStart) -> None:
-        self._collection = start.stack.enter_context(scheduled_gc())
+        start.stack.enter_context(scheduled_gc())
 
     def after_step(self, end: StepEnd) -> None:
-        self._collection.after_step(end.step)
+        collect_garbage(end.step)
 
 
 class Profiler(TrainingComponent):

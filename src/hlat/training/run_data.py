@@ -4,7 +4,7 @@ recipe --prepare--> prepared folder, on each machine --> training samples, valid
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from hlat.checkpoint import check_same_tokenizer, find_weights
@@ -30,11 +30,6 @@ from hlat.training.validation.evaluation import Evaluation, open_evaluation
 
 DataProgress = Callable[[], AbstractContextManager[ProgressCallback | None]]
 """Opens a progress display while text is prepared; yields a ``hlat.data.prepare.corpus.ProgressCallback``, or None."""
-
-
-def no_progress() -> AbstractContextManager[None]:
-    """Open no progress display while text is prepared."""
-    return nullcontext()
 
 
 def open_data(

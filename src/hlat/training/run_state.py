@@ -9,6 +9,7 @@ is set aside. If there is no trace of the newer one, somebody removed it, or ano
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -55,7 +56,7 @@ from hlat.training.components import ComponentList, StateChanges, load_state
 from hlat.training.faulty_disk import checkpoint_disk
 from hlat.training.numerics import Arithmetic, resolve_determinism, resolve_precision
 from hlat.training.optional_components import requested_components, requested_optimizer
-from hlat.training.run_data import DataProgress, no_progress, open_data
+from hlat.training.run_data import DataProgress, open_data
 from hlat.training.stages import find_stage, stage_record
 from hlat.training.validation.evaluation import Evaluation
 
@@ -253,7 +254,7 @@ def build_run_state(
     recipe: Recipe,
     runtime: Runtime,
     folder: RunFolder,
-    data_progress: DataProgress = no_progress,
+    data_progress: DataProgress = nullcontext,
     require_step: int | None = None,
     earlier: EarlierAttempt | None = None,
 ) -> RunState:

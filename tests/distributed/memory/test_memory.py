@@ -13,7 +13,6 @@ from hlat.config.sections.training import ParallelConfig
 from hlat.model.counts import count_parameters
 from hlat.parallel.layout import StepShape
 from hlat.parallel.stages.rank_memory import StateBytes
-from hlat.parallel.stages.stage_layers import state_bytes
 from tests.support.distributed.layouts import Case
 from tests.support.distributed.memory_rows import (
     FOUR_STAGES,
@@ -24,6 +23,7 @@ from tests.support.distributed.memory_rows import (
     measure_gathered,
     table,
 )
+from tests.support.distributed.stage_bytes import state_bytes
 from tests.support.distributed.workers import Pool
 
 LENGTH = 32

@@ -15,10 +15,10 @@ from hlat.parallel.stages.rank_memory import rank_bytes
 from hlat.parallel.stages.stage_layers import (
     StageCosts,
     balance_layers,
-    peak_memory_rank,
     stage_layer_counts,
     stage_layers,
 )
+from tests.support.distributed.stage_bytes import peak_memory_rank
 
 GIB = 1 << 30
 LLAMA_3_8B = ModelConfig(

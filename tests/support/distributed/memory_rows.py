@@ -23,12 +23,12 @@ from hlat.optim import build_optimizer
 from hlat.parallel import ParallelModel, build_parallel
 from hlat.parallel.layout import StepShape
 from hlat.parallel.stages.rank_memory import StateBytes
-from hlat.parallel.stages.stage_layers import state_bytes
 from hlat.runtime.backend import torch_private
 from hlat.runtime.distributed.join import Runtime
 from hlat.training import accumulate_gradients, update
 from tests.support.distributed.jobs import batch_of
 from tests.support.distributed.layouts import Case, recipe_content
+from tests.support.distributed.stage_bytes import state_bytes
 
 _ODD = {
     "layers": 4,

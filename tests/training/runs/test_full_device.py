@@ -27,7 +27,7 @@ def test_memory_that_runs_out_ends_the_run_for_good_in_the_first_step(
     content["training"]["steps"] = 2
     recipe = parse_recipe(content)
     monkeypatch.setattr(loop, "accumulate_gradients", full)
-    with pytest.raises(DeviceMemoryError, match=r"Tried to allocate 2.00 GiB\. .* Plans count") as first:
+    with pytest.raises(DeviceMemoryError, match=r"Tried to allocate 2.00 GiB\. .* Use a smaller") as first:
         run(recipe, stream=io.StringIO())
     assert not first.value.retryable
 

@@ -3,7 +3,6 @@
 What they contain is compared in test_resume.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ import pytest
 from hlat.config import RecipeError, load_recipe
 from hlat.config.sections.operation import CheckpointConfig
 from hlat.runtime.distributed.host_collectives import HostGroup
+from hlat.runtime.helper_process import PeerEnded
 from hlat.training.components import LoopStart, StepEnd
 from hlat.training.run_state import RunState, SavedCheckpoint
 from hlat.training.saving.exports import WeightExports
@@ -44,8 +44,11 @@ class Process:
     target: Path
     ended: tuple[int, str] | None = None
 
-    def outcome(self) -> tuple[int, str] | None:
-        return self.ended
+    def receive(self, seconds: float) -> None:
+        if self.ended is not None:
+            end = PeerEnded(self.ended[1])
+            end.code = self.ended[0]
+            raise end
 
 
 @dataclass
@@ -70,7 +73,7 @@ class Run:
         tracker = cast(Any, SimpleNamespace(event=self.event, message=lambda text: None, warn=lambda text: None))
         self.exports = WeightExports(cast(RunState, self.state), tracker, self.start, linger_seconds=0.0)
 
-    def start(self, checkpoint: Path, target: Path, options: Sequence[str]) -> Process:
+    def start(self, checkpoint: Path, target: Path, dtype: str | None, weights: str) -> Any:
         if self.refuses:
             raise BlockingIOError(11, "Resource temporarily unavailable")
         target.mkdir(parents=True)  # hlat export refuses a folder that exists

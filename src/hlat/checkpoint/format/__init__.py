@@ -39,8 +39,5 @@ def format_numbered(version: Any) -> CheckpointFormat:
             "checkpoint is left as it is. Use the version of hlat that wrote it (versions.hlat in its meta.json), or a "
             "later one; or export the model with that one, and import it with this one."
         )
-    raise CheckpointError(f"manifest.json: format {version!r} does not exist; this version of hlat reads {_listed()}")
-
-
-def _listed() -> str:
-    return ", ".join(str(version) for version in sorted(FORMATS))
+    known = ", ".join(map(str, sorted(FORMATS)))
+    raise CheckpointError(f"manifest.json: format {version!r} does not exist; this version of hlat reads {known}")

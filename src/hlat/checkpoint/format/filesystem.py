@@ -22,6 +22,7 @@ from typing import Self
 from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import CheckpointError, StorageError
 from hlat.runtime.progress import blocking_call
+from hlat.runtime.quantities import amount_text
 from hlat.runtime.storage.local_files import sync_to_disk
 from hlat.runtime.storage.run_folder import RunFolder
 
@@ -280,7 +281,7 @@ def storage_error(
     """Build the error that a user sees when a file-system operation failed, with what would help."""
     reason = exc.strerror or str(exc)
     where = f"{exc.filename}: " if exc.filename else ""
-    need = "" if needed is None else f" It needs {human_bytes(needed)} ({needed} bytes) in {folder}."
+    need = "" if needed is None else f" It needs {amount_text(needed, 'B')} ({needed} bytes) in {folder}."
     other = "check that the storage is mounted and healthy, then run the same command again"
     advice = _REMEDY_BY_ERRNO.get(exc.errno or 0, other).format(less=remedy.less, elsewhere=remedy.elsewhere)
     return StorageError(f"{failure} in {folder}: {where}{reason}.{need} What would work: {advice}.")
@@ -295,13 +296,3 @@ def storage_errors(
         yield
     except OSError as exc:
         raise storage_error(exc, failure, folder or Path(exc.filename or "."), needed, remedy) from exc
-
-
-def human_bytes(count: int) -> str:
-    """Format a size for humans, in binary units: 1536 -> '1.5 KiB'."""
-    size = float(count)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} TiB"

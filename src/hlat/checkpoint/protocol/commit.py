@@ -36,7 +36,6 @@ from hlat.checkpoint.format.filesystem import (
     FileRecord,
     Remedy,
     copy_file,
-    human_bytes,
     make_checkpoints_folder,
     make_folders,
     storage_errors,
@@ -53,6 +52,7 @@ from hlat.checkpoint.protocol.reader import (
 )
 from hlat.runtime.distributed.host_collectives import HostGroup
 from hlat.runtime.errors import CheckpointError, StorageError
+from hlat.runtime.quantities import amount_text
 from hlat.runtime.storage.run_folder import RunFolder, is_kept, kept_marks
 
 REPLACED_PREFIX, TRASH_PREFIX = ".replaced-", ".trash-"
@@ -188,8 +188,8 @@ def check_free_space(disk: Disk, folder: Path, needed: int, failure: str, remedy
     free = disk.free_bytes(folder)
     if free < needed:
         raise StorageError(
-            f"{failure} in {folder}: it needs {human_bytes(needed)} ({needed} bytes) and "
-            f"{human_bytes(free)} are free. What would work: free some space there{remedy.less}, "
+            f"{failure} in {folder}: it needs {amount_text(needed, 'B')} ({needed} bytes) and "
+            f"{amount_text(free, 'B')} are free. What would work: free some space there{remedy.less}, "
             f"or {remedy.elsewhere}."
         )
 

@@ -4,15 +4,15 @@
                                                   part.json               position of each chunk, sizes, sha256
                                                   COMMITTED               sha256 of part.json, the last file written
     folder --read_part--> RankPart --verify_part--> every byte compared
-    parts of a machine --replicate, in blocks--> the rank with the same index on the next machine --> files, hashed
+    parts of a machine --replicate, in pieces--> the rank with the same index on the next machine --> files, hashed
                                                  machines in a ring: 0 -> 1 -> 2 -> 0
 
 Like a checkpoint, the folder appears by an atomic rename. Parts belong to the same snapshot if they have the same
 token. Each snapshot draws a new random token, so parts of two attempts at the same step are never combined.
 
-With copies on another machine, the loss of one machine loses no part. The blocks are sent over the run's existing
+With copies on another machine, the loss of one machine loses no part. The pieces are sent over the run's existing
 connections, so no extra port is opened. All ranks take part in the same number of rounds; in each round a rank sends a
-block, receives blocks, or both. A rank whose disk fails continues to the last round, because the others wait for it.
+piece, receives pieces, or both. A rank whose disk fails continues to the last round, because the others wait for it.
 """
 
 import hashlib
@@ -203,7 +203,7 @@ def _name_from(name: Any) -> str:
     return name
 
 
-_PIECE = 1 << 24  # bytes sent per round; held in memory twice
+_PIECE = 1 << 24  # bytes of a file that are sent per round; held in memory twice
 
 
 def next_in_ring(nodes: Sequence[int]) -> list[int]:
@@ -234,84 +234,58 @@ def replicate(
     OSError if the disk fails, CheckpointError if a file differs from its hash: the caller must remove what was written.
     """
     folder, part, text = own
-    texts = ranks.all_gather(len(text))
-    sources = [rank for rank, keeper in enumerate(keepers) if keeper == ranks.rank]
-    received = {rank: bytearray() for rank in sources}
+    keeper, errors = keepers[ranks.rank], list[Exception]()
     # The manifests first: a keeper has to know the files before their bytes come.
-    _pump(ranks, keepers, texts, iter([text]), {rank: buffer.extend for rank, buffer in received.items()}, max(texts))
-    receivers = {rank: _PartReceiver(disk, bytes(buffer), target(rank)) for rank, buffer in received.items()}
-    sender = _PartSender(folder, part)
-    sinks = {rank: receiver.take for rank, receiver in receivers.items()}
-    _pump(ranks, keepers, ranks.all_gather(part.bytes), sender.blocks(), sinks, _PIECE)
+    lengths = ranks.all_gather(len(text))
+    kept = [rank for rank, other in enumerate(keepers) if other == ranks.rank]
+    texts = {rank: torch.empty(lengths[rank], dtype=torch.uint8) for rank in kept}
+    ranks.exchange({keeper: _as_tensor(text)}, texts)
+    receivers = {rank: _PartReceiver(disk, texts[rank].numpy().tobytes(), target(rank)) for rank in kept}
+    own_pieces, expected = _pieces(part), {rank: _pieces(receiver.part) for rank, receiver in receivers.items()}
+    for _ in range(max(ranks.all_gather(len(list(_pieces(part)))))):
+        piece, due = next(own_pieces, None), {rank: next(pieces, None) for rank, pieces in expected.items()}
+        sent = {} if piece is None else {keeper: _read_piece(folder, *piece, errors)}
+        # Sizes are known to both sides, so no round needs a header.
+        buffers = {rank: torch.empty(each[2], dtype=torch.uint8) for rank, each in due.items() if each is not None}
+        ranks.exchange(sent, buffers)
+        advance()
+        for rank, buffer in buffers.items():
+            receivers[rank].take(buffer.numpy().data)
     # Only now: all ranks have to take part in every round.
-    for errors in (sender.errors, *(receiver.errors for receiver in receivers.values())):
-        for error in errors:
-            raise error
+    for error in (*errors, *(error for receiver in receivers.values() for error in receiver.errors)):
+        raise error
     for receiver in receivers.values():
         receiver.finish()
 
 
-def _pump(
-    ranks: HostGroup,
-    keepers: Sequence[int],
-    sizes: Sequence[int],
-    blocks: Iterator[bytes],
-    sinks: Mapping[int, Callable[[memoryview], object]],
-    block_bytes: int,
-) -> None:
-    """Exchange in rounds: rank r sends ``sizes[r]`` bytes, in ``block_bytes`` each, to its keeper. Collective."""
-    for begin in range(0, max(sizes), block_bytes):
-        count = {rank: max(0, min(block_bytes, sizes[rank] - begin)) for rank in [ranks.rank, *sinks]}
-        sent = {}
-        if count[ranks.rank]:
-            sent[keepers[ranks.rank]] = torch.frombuffer(bytearray(next(blocks)), dtype=torch.uint8)
-        # Sizes are known to both sides, so no round needs a header.
-        buffers = {rank: torch.empty(count[rank], dtype=torch.uint8) for rank in sinks if count[rank]}
-        ranks.exchange(sent, buffers)
-        advance()
-        for rank, buffer in buffers.items():
-            sinks[rank](buffer.numpy().data)
+def _pieces(part: RankPart) -> Iterator[tuple[str, int, int]]:
+    """Yield file, first byte and size of each piece that is sent in a round."""
+    for name, record in sorted(part.files.items()):
+        for begin in range(0, record.bytes, _PIECE):
+            yield name, begin, min(_PIECE, record.bytes - begin)
 
 
-class _PartSender:
-    """Source of the bytes of a part: its files, one after another, in blocks of equal size except for the last."""
+def _read_piece(folder: Path, name: str, begin: int, size: int, errors: list[Exception]) -> torch.Tensor:
+    data = b""
+    try:
+        with (folder / name).open("rb") as file:
+            file.seek(begin)
+            data = file.read(size)
+    except OSError as error:
+        errors.append(error)
+    # Zeros for what could not be read: the hash will not match, and this rank raises its error.
+    return _as_tensor(data.ljust(size, b"\0"))
 
-    def __init__(self, folder: Path, part: RankPart) -> None:
-        self._folder, self._part = folder, part
-        self.errors: list[Exception] = []
 
-    def blocks(self) -> Iterator[bytes]:
-        left, pending = self._part.bytes, bytearray()
-        for data in self._read():
-            pending += data
-            while len(pending) >= _PIECE:
-                left -= _PIECE
-                yield bytes(pending[:_PIECE])
-                del pending[:_PIECE]
-        while left > 0:  # also after an error: the receiver expects part.bytes bytes
-            size = min(_PIECE, left)
-            left -= size
-            # Zeros for what could not be read: the hash will not match, and this rank raises its error.
-            yield bytes(pending[:size]).ljust(size, b"\0")
-            del pending[:size]
-
-    def _read(self) -> Iterator[bytes]:
-        try:
-            for name, record in sorted(self._part.files.items()):
-                size = 0
-                with (self._folder / name).open("rb") as file:
-                    while data := file.read(min(_PIECE, record.bytes - size)):
-                        size += len(data)
-                        yield data
-        except OSError as error:
-            self.errors.append(error)
+def _as_tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 class _PartReceiver:
-    """Writer of a part that arrives in blocks; ``errors`` has what failed, so that the rounds can go on."""
+    """Writer of a part that arrives in pieces; ``errors`` has what failed, so that the rounds can go on."""
 
     def __init__(self, disk: Disk, text: bytes, final: Path) -> None:
-        self._disk, self._text, self._final = disk, text, final
+        self._disk, self._text, self._final, self.part = disk, text, final, parse_part(text)
         self._staging = final.with_name(STAGING_PREFIX + final.name)
         self._files = self._write_files()
         self._complete = False
@@ -333,19 +307,17 @@ class _PartReceiver:
             self.errors.append(error)
 
     def _write_files(self) -> Generator[None, memoryview | None, None]:
-        """Write the blocks sent into this generator, file by file; a block may end one file and begin others."""
+        """Write the pieces sent into this generator, file by file."""
         self._disk.remove_tree(self._staging)
         make_folders(self._disk, self._staging, inside=self._final.parents[2])
-        data = memoryview(b"")
-        for name, record in sorted(parse_part(self._text).files.items()):
-            path, left = self._staging / name, record.bytes
+        for name, record in sorted(self.part.files.items()):
+            path = self._staging / name
             make_folders(self._disk, path.parent, inside=self._staging)
             with HashedFile(self._disk, path) as file:
-                while left:
-                    if not data:
-                        data = (yield) or data
-                    count = file.write(data[:left])
+                for _ in range(0, record.bytes, _PIECE):
+                    data = yield
+                    assert data is not None, "each piece is sent"
+                    file.write(data)
                     file.check()
-                    left, data = left - count, data[count:]
             if file.record != record:
                 raise CheckpointError(f"{name} of {self._final.name} was not received as it was sent")

@@ -28,7 +28,7 @@ from typing import Any
 from hlat.config import INTERLEAVED, ZERO_BUBBLE
 from hlat.model import ModelShard, count_parameters, forward_flops_per_token
 from hlat.parallel.layout import StepShape
-from hlat.parallel.stages.rank_memory import StateBytes, rank_bytes, state_bytes_of_shards
+from hlat.parallel.stages.rank_memory import rank_bytes
 
 _PASSES = 3  # forward and backward, in units of the forward FLOPs
 
@@ -50,34 +50,20 @@ def rank_model_shards(step: StepShape, rank: int) -> list[ModelShard]:
     ]
 
 
-def state_bytes(step: StepShape, rank: int, parameter_bytes: int = 4, gradient_bytes: int = 4) -> StateBytes:
-    """Compute the bytes of state of a rank; see ``state_bytes_of_shards``."""
-    return state_bytes_of_shards(step, rank, rank_model_shards(step, rank), parameter_bytes, gradient_bytes)
-
-
 def stage_layer_counts(step: StepShape) -> list[tuple[int, ...]]:
     """Return the number of layers of each stage of each pipeline rank."""
     layers = stage_layers(step)
     return [tuple(len(layers[stage]) for stage in step.layout.stages_of(rank)) for rank in range(step.layout.pipeline)]
 
 
-def peak_memory_rank(step: StepShape) -> int:
-    """Return the pipeline rank with the highest peak memory; the first if several are equal."""
-    needs = _needs(step)
-    return needs.index(max(needs))
-
-
 def representative_ranks(step: StepShape, needs: Sequence[float] | None = None) -> list[int]:
     """Return the pipeline ranks that plans report and rehearsals run: first two, last, and that with most ``needs``."""
     # Bytes of each pipeline rank; without a device those of an accelerator.
-    needs = _needs(step) if needs is None else needs
+    if needs is None:
+        needs = [rank_bytes(step, rank, sizes).total for rank, sizes in enumerate(stage_layer_counts(step))]
     last = step.layout.pipeline - 1
     # The second has buffers of messages on both sides and, of the ranks that do, the most micro-batches in flight.
     return sorted({0, min(1, last), needs.index(max(needs)), last})
-
-
-def _needs(step: StepShape) -> list[float]:
-    return [rank_bytes(step, rank, sizes).total for rank, sizes in enumerate(stage_layer_counts(step))]
 
 
 @lru_cache(maxsize=1024)

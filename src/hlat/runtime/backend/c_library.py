@@ -16,6 +16,7 @@ import ctypes
 import fcntl
 import functools
 import hashlib
+import itertools
 import logging
 import os
 import shutil
@@ -33,7 +34,10 @@ from hlat.runtime.backend.code_folders import open_code_folder
 from hlat.runtime.errors import LaunchError
 
 CPUINFO = Path("/proc/cpuinfo")
-_IDENTITY = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU")  # beginnings of lines
+_IDENTITY = (
+    *("vendor_id", "cpu family", "model", "stepping", "flags"),
+    *("Features", "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision"),  # of Arm
+)
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _WAIT_SECONDS, _POLL_SECONDS = 60.0, 0.05  # longer than a compiler takes on a busy machine
 _KEPT = 32  # libraries, last used first: those of some versions of hlat, compilers and processors
@@ -135,7 +139,7 @@ def cached_library(compiler: str, options: Sequence[str], source: Path) -> Cache
     open_code_folder(folder)
     if not folder.is_dir():
         return None
-    parts = [compiler, " ".join(options), _compiler_version(compiler), processor]
+    parts = [compiler, " ".join(options), compiler_version(compiler), processor]
     # What a source file includes lies beside it.
     sources = sorted(path for path in source.parent.iterdir() if path.suffix in (".c", ".h"))
     parts += [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in (source, *sources)]
@@ -155,22 +159,26 @@ def _digest(content: bytes) -> bytes:
 
 
 @functools.cache
-def _compiler_version(compiler: str) -> str:
+def compiler_version(compiler: str) -> str:
+    """Return what a compiler, a command with options, says of its version."""
     done = subprocess.run([*compiler.split(), "--version"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     return done.stdout.decode(errors="replace")
 
 
 @functools.cache
+def processor_fields() -> dict[str, str]:
+    """Return what the system says of the first processor, by name; empty where it says nothing."""
+    found: dict[str, str] = {}
+    with suppress(OSError), CPUINFO.open(encoding="utf-8", errors="replace") as file:
+        for line in itertools.takewhile(str.strip, file):  # the others are alike, and reading hundreds takes time
+            name, _, value = line.partition(":")
+            found[name.strip()] = value.strip()
+    return found
+
+
 def _processor() -> str:
     """Describe the processor that code is compiled for; empty where the system does not say."""
-    lines: list[str] = []
-    with suppress(OSError), CPUINFO.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if not line.strip():
-                break  # the next processors are of the same kind, and reading hundreds of them takes time
-            if line.startswith(_IDENTITY) and not line.startswith("model name"):
-                lines.append(line.strip())
-    return "\n".join(lines)
+    return "\n".join(f"{name}: {value}" for name, value in processor_fields().items() if name in _IDENTITY)
 
 
 _LOG = logging.getLogger(__name__)

@@ -9,14 +9,13 @@ import hashlib
 import os
 import platform
 import resource
-import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import torch
 
 from hlat.runtime.backend.base import TORCH, Backend, Collectives, Compiler, DocumentKernel
+from hlat.runtime.backend.c_library import compiler_version, processor_fields
 from hlat.runtime.terminal import plural
 
 LONG_RUN = 4.5e14
@@ -26,7 +25,6 @@ Measured: 5 to 26 s of start-up for 1.01 to 1.02 times the speed of hlat's own k
 The decision depends on the recipe only, not on a measurement, so that a resumed run decides as the original run
 did."""
 
-CPUINFO = Path("/proc/cpuinfo")
 
 _BF16_INSTRUCTIONS = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 
@@ -104,7 +102,7 @@ class CpuBackend(Backend):
     def fp32_by_onednn(self) -> bool:
         # On AMD's processors with AVX-512, MKL reaches half of oneDNN's speed (docs/notebook/speed.md).
         has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-        return self.packs_weights and has_avx512 and _vendor() == "AuthenticAMD"
+        return self.packs_weights and has_avx512 and processor_fields().get("vendor_id") == "AuthenticAMD"
 
     def memory_bytes(self, device: torch.device) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -125,19 +123,9 @@ class CpuBackend(Backend):
         return None  # the catalog has no CPUs: they are measured
 
 
-@cache
-def _vendor() -> str:
-    lines = CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines() if CPUINFO.is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
-
-
 def _processor() -> str:
     """Name of the processor and a hash of its instruction sets."""
-    found: dict[str, str] = {}
-    if CPUINFO.is_file():
-        for line in CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            found.setdefault(name.strip(), value.strip())
+    found = processor_fields()
     # Code is compiled for these (-march=native).
     features = found.get("flags") or found.get("Features") or platform.machine()
     digest = hashlib.sha256(" ".join(sorted(features.split())).encode()).hexdigest()[:8]
@@ -146,10 +134,7 @@ def _processor() -> str:
 
 def _compiler_version(compiler: Compiler | None) -> str:
     program = None if compiler is None else compiler.find()
-    if program is None:
-        return ""
-    done = subprocess.run([*program.split(), "--version"], capture_output=True, text=True, check=False)
-    return done.stdout.partition("\n")[0].strip()
+    return "" if program is None else compiler_version(program).partition("\n")[0].strip()
 
 
 BACKEND = CpuBackend("cpu")

@@ -24,9 +24,10 @@ waiting in the next collective. With the maximum of their signal numbers all ran
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -41,41 +42,26 @@ T = TypeVar("T")
 WAIT_SLICE = timedelta(seconds=1)  # interval at which a waiting process handles signals
 
 
-class _Outcome(Generic[T]):
-    """Result or error of a call on another thread."""
-
-    def __init__(self, call: Callable[[], T]) -> None:
-        self._call = call
-        self._value: list[T] = []
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._value.append(self._call())
-        except BaseException as error:
-            self._error = error
-
-    def get(self) -> T:
-        if self._error is not None:
-            raise self._error
-        return self._value[0]
-
-
 def call_interruptibly(call: Callable[[], T], timeout: timedelta | None = None) -> T:
     """Run a call that may block for long, and handle signals meanwhile; TimeoutError after ``timeout``."""
     if timeout is None and threading.current_thread() is not threading.main_thread():
         return call()  # signal handlers run on the main thread only
-    outcome = _Outcome(call)
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:
+            outcome.set_exception(error)
+
     # A daemon: if a signal handler raises (Ctrl-C), or the time is over, it stays blocked, and the process ends without
     # it.
-    thread = threading.Thread(target=outcome.run, name="waiting", daemon=True)
-    thread.start()
+    threading.Thread(target=run, name="waiting", daemon=True).start()
     begin = time.monotonic()
-    while thread.is_alive():
-        thread.join(WAIT_SLICE.total_seconds())
-        if timeout is not None and thread.is_alive() and time.monotonic() - begin > timeout.total_seconds():
+    while not wait([outcome], WAIT_SLICE.total_seconds()).done:
+        if timeout is not None and time.monotonic() - begin > timeout.total_seconds():
             raise TimeoutError(f"no answer within {timeout.total_seconds():g} s")
-    return outcome.get()
+    return outcome.result()
 
 
 def wait_for_work(work: dist.Work | None) -> None:

@@ -43,7 +43,7 @@ from hlat.runtime.backend.faults import HangLimits
 from hlat.runtime.backend.table import backend_of, interface_variables
 from hlat.runtime.distributed.host_collectives import HostGroup, call_interruptibly, format_ranks
 from hlat.runtime.distributed.rendezvous import Rendezvous, SignedStore, rendezvous_helpers, rendezvous_ranks
-from hlat.runtime.errors import LaunchError
+from hlat.runtime.errors import LaunchError, first_line
 from hlat.runtime.process import RankInfo, rank_info
 from hlat.runtime.terminal import listed
 from hlat.runtime.version import VERSION
@@ -213,15 +213,10 @@ def _connecting(here: RankInfo) -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         message = (
             f"the {here.world} processes joined the store, but rank {here.rank} cannot connect to the others "
-            f"({_first_line(error)})."
+            f"({first_line(error)})."
         )
         remedy = f"Check that the machines reach each other; {' and '.join(interface_variables())} name the network."
         raise LaunchError(f"{message} {remedy}") from error
-
-
-def _first_line(error: Exception) -> str:
-    # torch's C++ errors append a stack.
-    return str(error).strip().partition("\n")[0]
 
 
 Facts = Mapping[str, Mapping[str, Any]]  # section (recipe, code, data) -> item -> JSON value

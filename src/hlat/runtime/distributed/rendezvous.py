@@ -44,7 +44,7 @@ from hlat.runtime.distributed.network import (
     run_signer,
     wait_until_reachable,
 )
-from hlat.runtime.errors import LaunchError
+from hlat.runtime.errors import LaunchError, first_line
 from hlat.runtime.process import LAUNCHER_ENV, RankInfo
 
 
@@ -326,7 +326,7 @@ def _serve(address: str, port: int) -> Store:
             "Check that the address belongs to this machine (if the others reach it by another address, as through "
             "a service or NAT, set that one for them and this machine's own for rank 0), and that the port is free."
         )
-        raise LaunchError(f"{message} ({_first_line(error)}). {remedy}") from error
+        raise LaunchError(f"{message} ({first_line(error)}). {remedy}") from error
     _use_network_of(own)
     return store
 
@@ -339,7 +339,7 @@ def _client(address: str, port: int, rank: int, timeout: timedelta | None = None
         # Torch's own timeout does not end while a server that was stopped accepts the connection and never answers.
         store = call_interruptibly(lambda: _open_store(answering, port, None, left), left + 2 * WAIT_SLICE)
     except (RuntimeError, ValueError, OSError) as error:
-        message = f"rank {rank} cannot reach rank 0 at MASTER_ADDR={address} MASTER_PORT={port} ({_first_line(error)})."
+        message = f"rank {rank} cannot reach rank 0 at MASTER_ADDR={address} MASTER_PORT={port} ({first_line(error)})."
         remedy = (
             "Check that the address is that of rank 0's machine, on which alone its store listens (write "
             "it as a number if a name has several), and that the port is free and not behind a firewall."
@@ -366,8 +366,3 @@ def _use_network_of(own: str) -> None:
     if interface is not None and is_loopback(own):
         for variable in interface_variables():  # on other networks the libraries choose the fastest themselves
             os.environ.setdefault(variable, interface)
-
-
-def _first_line(error: Exception) -> str:
-    # torch's C++ errors append a stack.
-    return str(error).strip().partition("\n")[0]

@@ -1,7 +1,7 @@
 """Hugging Face weights beside the checkpoints of a run (``checkpoint.export``).
 
-    a checkpoint at a multiple of every_steps is durable --> hlat export, in a process of its own --> run/exports/step-N
-        exit code, last line of its errors --after a later step--> event ``export`` or ``export_failed``
+    a checkpoint at a multiple of every_steps is durable --> export_hf, in a helper process --> run/exports/step-N
+        its end, or its error --after a later step--> event ``export`` or ``export_failed``
 
 The process reads the checkpoint from disk, so it shares nothing with the run: if it fails, hangs or is killed, training
 does not notice. There is one at a time; others wait for it.
@@ -9,17 +9,15 @@ does not notice. There is one at a time; others wait for it.
 
 import shutil
 import subprocess
-import sys
-import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Protocol
 
-from hlat.checkpoint import step_folder_name
-from hlat.runtime.errors import StorageError
+from hlat.checkpoint import export_hf, step_folder_name
+from hlat.runtime.errors import HlatError, StorageError
+from hlat.runtime.helper_process import Channel, HelperProcess, PeerEnded, start_program
 from hlat.runtime.progress import enter_phase
 from hlat.tracking import OtherRankTracker, Tracker
 from hlat.training.components import LoopStart, StepEnd, StepResult, TrainingComponent
@@ -28,48 +26,24 @@ from hlat.training.run_state import RunState, SavedCheckpoint
 _LINGER_SECONDS = 600.0  # that the end of a run waits for exports; then they go on by themselves
 _POLL_SECONDS = 0.1
 _NICENESS = 10  # training has the processors first
-_PROGRAM = (
-    # The same path as here: the export has to run this version of hlat, from whatever folder.
-    "import os, sys; sys.path[:] = {path!r}; os.nice({niceness}); sys.argv = ['hlat', *sys.argv[1:]]; "
-    "from hlat.command import main; sys.exit(main())"
-)
 
 
-class ExportProcess(Protocol):
-    """Running export of one checkpoint."""
-
-    def outcome(self) -> tuple[int, str] | None:
-        """Exit code and last line of its errors; None while it runs."""
-
-
-class _Command:
-    """``hlat export`` in a new interpreter, whose errors go to a temporary file."""
-
-    def __init__(self, words: Sequence[str]) -> None:
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
-        program = _PROGRAM.format(path=sys.path, niceness=_NICENESS)
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", program, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self._errors,
-            start_new_session=True,  # signals of the terminal are for the run
-        )
-
-    def outcome(self) -> tuple[int, str] | None:
-        code = self._process.poll()
-        if code is None:
-            return None
-        with self._errors as file:
-            file.seek(0)
-            lines = file.read().decode("utf-8", "replace").strip().splitlines()
-        told = [line for line in lines if line.startswith("error: ")] or lines[-1:]
-        return code, told[0] if told else f"it ended with exit code {code}"
+def export_checkpoint(channel: Channel, checkpoint: Path, target: Path, dtype: str | None, weights: str) -> None:
+    """Export a checkpoint; the work of the helper process."""
+    del channel  # its end says enough
+    export_hf(checkpoint, target, dtype=dtype, weights=weights)
 
 
-def start_export(checkpoint: Path, target: Path, options: Sequence[str]) -> ExportProcess:
-    """Start ``hlat export`` on a checkpoint; raises OSError if no process can be started."""
-    return _Command(["export", str(checkpoint), "--to", str(target), *options])
+def start_export(checkpoint: Path, target: Path, dtype: str | None, weights: str) -> HelperProcess:
+    """Start ``export_checkpoint``, which goes on if this process ends; raises OSError if no process can be started."""
+    return start_program(
+        f"{__name__}:{export_checkpoint.__name__}",
+        *(checkpoint, target, dtype, weights),
+        name="the export",
+        linger=None,
+        niceness=_NICENESS,
+        output=subprocess.DEVNULL,  # its error comes through the channel
+    )
 
 
 class WeightExports(TrainingComponent):
@@ -79,13 +53,13 @@ class WeightExports(TrainingComponent):
         self,
         state: RunState,
         tracker: Tracker | OtherRankTracker,
-        start: Callable[[Path, Path, Sequence[str]], ExportProcess] = start_export,
+        start: Callable[[Path, Path, str | None, str], HelperProcess] = start_export,
         linger_seconds: float = _LINGER_SECONDS,
     ) -> None:
         self._state, self._tracker, self._start, self._linger = state, tracker, start, linger_seconds
         self._config = state.recipe.checkpoint.export if state.runtime.ranks.is_first else None
         self._waiting: deque[SavedCheckpoint] = deque()
-        self._running: tuple[SavedCheckpoint, ExportProcess, float] | None = None
+        self._running: tuple[SavedCheckpoint, HelperProcess, float] | None = None
         self._seen = -1  # step of the newest checkpoint that was considered
         self._written: set[Path] = set()  # exports of this process
 
@@ -126,15 +100,14 @@ class WeightExports(TrainingComponent):
                 self._waiting.append(saved)
         self._receive()
         while self._running is None and self._waiting:
-            dtype = [] if self._config.dtype is None else ["--dtype", self._config.dtype]
-            self._begin_export(self._waiting.popleft(), ["--weights", self._config.weights, *dtype])
+            self._begin_export(self._waiting.popleft(), self._config.dtype, self._config.weights)
 
-    def _begin_export(self, saved: SavedCheckpoint, options: Sequence[str]) -> None:
+    def _begin_export(self, saved: SavedCheckpoint, dtype: str | None, weights: str) -> None:
         target = self._target(saved)
         if self._is_own(target):  # of weights that a rollback undid: left there, they would pass for these
             shutil.rmtree(target, ignore_errors=True)
         try:
-            self._running = saved, self._start(saved.path, target, options), time.monotonic()
+            self._running = saved, self._start(saved.path, target, dtype, weights), time.monotonic()
         except OSError as error:
             self._fail(saved, f"no process can be started: {error.strerror}")
 
@@ -143,13 +116,21 @@ class WeightExports(TrainingComponent):
         return target in self._written or (self._config is not None and self._config.dir is None)
 
     def _receive(self) -> None:
-        if self._running is None or (outcome := self._running[1].outcome()) is None:
+        if self._running is None:
             return
-        saved, _, begin = self._running
+        (saved, process, begin), problem = self._running, ""
+        try:
+            process.receive(0.0)
+            return
+        except PeerEnded as end:
+            problem = str(end) if end.code else ""
+        except HlatError as error:
+            problem = str(error)
+        except RuntimeError as error:  # a traceback, which ends with the error
+            problem = str(error).strip().splitlines()[-1]
         self._running = None
-        code, message = outcome
-        if code:
-            self._fail(saved, message)
+        if problem:
+            self._fail(saved, problem)
             return
         target = self._target(saved)
         self._written.add(target)

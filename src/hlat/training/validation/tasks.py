@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hlat.config import RecipeError, own_parts
 from hlat.data import Tokenizer
-from hlat.model import IGNORED, next_tokens
+from hlat.model import IGNORED, Reduction, next_tokens, row_losses
 from hlat.parallel import MicroBatch
 from hlat.runtime.errors import DataError, StorageError
 from hlat.runtime.storage.local_files import write_atomic
@@ -240,15 +240,28 @@ def score_requests(model: LossEvaluator, rows: Sequence[TokenRow], longest: int,
     lengths = row_lengths(longest, model.row_multiple)
     for index, row in enumerate(rows):
         by_length[next(length for length in lengths if length >= len(row.tokens) - 1)].append(index)
-    nats = model.evaluate_rows([]).new_zeros(len(rows))
+    nats = torch.zeros(len(rows), dtype=torch.float64)
     for length, members in sorted(by_length.items(), reverse=True):  # most memory first
         size = batch_size * longest // length
-        mine = split_batches(members, size, model.data_ranks, model.data_index)
-        batches = [pad_rows([rows[index] for index in batch], size, length, model.isolates) for batch in mine]
-        losses = model.evaluate_rows(batches)
-        for number, batch in enumerate(mine):
-            nats[batch] = losses[number * size : number * size + len(batch)]
+        _evaluate_padded(model, rows, members, (size, length), nats)
     return [-value for value in model.sum_over_world(nats).tolist()]
+
+
+def _evaluate_padded(
+    model: LossEvaluator,
+    rows: Sequence[TokenRow],
+    members: Sequence[int],
+    padded: tuple[int, int],
+    values: torch.Tensor,
+    reduction: Reduction = row_losses,
+) -> None:
+    """Set this rank's terms of the values of some rows, in batches of ``padded`` size and length. Collective."""
+    size, length = padded
+    mine = split_batches(members, size, model.data_ranks, model.data_index)
+    batches = [pad_rows([rows[index] for index in batch], size, length, model.isolates) for batch in mine]
+    found = model.evaluate_rows(batches, reduction)
+    for number, batch in enumerate(mine):
+        values[batch] = found[number * size : number * size + len(batch)]
 
 
 def task_scores(requests: Sequence[TaskRequest], likelihoods: Sequence[float]) -> dict[str, TaskScore]:
@@ -343,12 +356,8 @@ def _choose_next_tokens(
     lengths = row_lengths(longest, model.row_multiple)
     length = next(length for length in lengths if length >= max(len(row) for row in rows))
     size = min(batch_size * longest // length, -(-len(rows) // model.data_ranks))
-    mine = split_batches(range(len(rows)), size, model.data_ranks, model.data_index)
     asked = [TokenRow((*row, 0), 1) for row in rows]  # the last one is only the place of the label
-    batches = [pad_rows([asked[index] for index in batch], size, length, model.isolates) for batch in mine]
-    ids = model.evaluate_rows(batches, next_tokens)
     # Ids are summed over the ranks as float64, which is exact.
-    found = ids.new_zeros(len(rows))
-    for number, batch in enumerate(mine):
-        found[batch] = ids[number * size : number * size + len(batch)]
+    found = torch.zeros(len(rows), dtype=torch.float64)
+    _evaluate_padded(model, asked, range(len(rows)), (size, length), found, next_tokens)
     return [int(value) for value in model.sum_over_world(found).tolist()]
