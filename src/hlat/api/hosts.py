@@ -191,8 +191,7 @@ def submit_slurm(
     script = batch_script(request, SlurmOptions() if options is None else options, Path.cwd())
     # Found before submission, which makes them.
     missing = tuple(folder for folder in script.folders if not folder.is_dir())
-    job = None if dry_run else submit_script(script.text, script.run_dir, script.folders)
-    return SlurmSubmission(script.text, job, script.run_dir, missing)
+    return SlurmSubmission(script.text, None if dry_run else submit_script(script), script.run_dir, missing)
 
 
 @checks_arguments

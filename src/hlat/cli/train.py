@@ -356,7 +356,7 @@ def submit_array(
     verb: str = "sweep",
 ) -> None:
     """Submit the runs of a verb as a job array of Slurm; a dry run prints its script."""
-    from hlat.launch import parse_nproc, submit_script
+    from hlat.launch import BatchScript, parse_nproc, submit_script
     from hlat.sweep import accelerator_warning, array_script
 
     words = [*words, *(() if nproc is None else ("--nproc", nproc))]
@@ -367,5 +367,5 @@ def submit_array(
     if dry_run:
         say(script.rstrip())
         return
-    say(f"Submitted batch job {submit_script(script, planned.folder.absolute(), folders)}")
+    say(f"Submitted batch job {submit_script(BatchScript(script, planned.folder.absolute(), tuple(folders)))}")
     say(f"when it has ended: hlat {verb} {planned.recipe} {' '.join(words)} --to {planned.folder} --list")

@@ -316,22 +316,22 @@ class JobState:
     output: Path
 
 
-def submit_script(text: str, folder: Path, more: Sequence[Path] = ()) -> int:
-    """Submit a batch script, record job and script in a folder, and return the id of the job; more folders are made.
+def submit_script(script: BatchScript) -> int:
+    """Submit a batch script, record job and script in the run's folder, and return the id of the job.
 
     Raises:
         LaunchError: Slurm is not installed here, or refuses the job.
-        StorageError: the folder cannot be written; nothing is submitted then.
+        StorageError: the run's folder cannot be written; nothing is submitted then.
     """
-    record = folder / _RECORD
+    record = script.run_dir / _RECORD
     try:
-        for each in (folder, *more):
-            each.mkdir(parents=True, exist_ok=True)
+        for folder in (script.run_dir, *script.folders):
+            folder.mkdir(parents=True, exist_ok=True)
         # Opened first: a job that cannot be recorded is not submitted.
         with record.open("a", encoding="utf-8") as file:
-            printed = _ask_slurm(["sbatch", "--parsable"], text)
+            printed = _ask_slurm(["sbatch", "--parsable"], script.text)
             job = int(printed.partition(";")[0])  # a cluster's name may follow
-            file.write(json.dumps({"job": job, "time": time.time(), "script": text}) + "\n")
+            file.write(json.dumps({"job": job, "time": time.time(), "script": script.text}) + "\n")
     except OSError as error:
         raise StorageError(f"{error.filename or record} cannot be written: {error.strerror}") from error
     except ValueError as error:
