@@ -224,25 +224,6 @@ def test_options_of_sbatch_are_those_of_launch_slurm_and_a_missing_accelerator_i
     assert all(f"#SBATCH --{option}\n" in done.stdout for option in given), done.stdout
 
 
-def test_an_array_is_submitted_and_recorded_as_a_run_is(
-    cli, recipe_file: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A program in the place of sbatch keeps what it is given; without any, the message says where there is one."""
-    words = ["sweep", recipe_file, f"data.path={corpus}", "training.seed=1,2", "--to", tmp_path / "s", "--slurm"]
-    words += [f"--sbatch=error={tmp_path / 'logs' / '%a.err'}"]
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert "sbatch is not installed here" in cli(*words).stderr
-    program = tmp_path / "sbatch"
-    program.write_text(f'#!/bin/sh\n/bin/cat > {tmp_path / "given"}\necho "12;here"\n')
-    program.chmod(0o755)
-    done = cli(*words)
-    assert done.returncode == 0 and "Submitted batch job 12\n" in done.stdout, done.stderr
-    shown = cli(*words, "--dry-run")
-    assert (tmp_path / "given").read_text() == shown.stdout and "#SBATCH --array=0-1\n" in shown.stdout
-    (line,) = (tmp_path / "s" / "slurm-jobs.jsonl").read_text().splitlines()
-    assert json.loads(line)["job"] == 12 and (tmp_path / "logs").is_dir()
-
-
 def test_a_wrong_option_of_sbatch_is_refused(cli, recipe_file: Path, corpus: Path, tmp_path: Path) -> None:
     words = ["sweep", recipe_file, f"data.path={corpus}", "training.seed=1,2", "--slurm", "--dry-run"]
     done = cli(*words, "--sbatch=--comment=a\nb", "--sbatch=-G2")

@@ -8,6 +8,7 @@ sweep    recipe, values of some fields -> a run for every combination, here or a
 import json
 import os
 import signal
+import subprocess
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,7 @@ from hlat.cli.terminal import (
     show_notes,
 )
 from hlat.runtime.backend.c_library import finish_compiling
-from hlat.runtime.errors import LaunchError
+from hlat.runtime.errors import LaunchError, StorageError
 from hlat.runtime.process import LAUNCHER_ENV, REQUEUE_CODE, rank_info, stop_exit_code
 from hlat.runtime.progress import enter_stage
 from hlat.runtime.terminal import be_verbose, plural
@@ -356,7 +357,7 @@ def submit_array(
     verb: str = "sweep",
 ) -> None:
     """Submit the runs of a verb as a job array of Slurm; a dry run prints its script."""
-    from hlat.launch import BatchScript, parse_nproc, submit_script
+    from hlat.launch import parse_nproc
     from hlat.sweep import accelerator_warning, array_script
 
     words = [*words, *(() if nproc is None else ("--nproc", nproc))]
@@ -367,5 +368,20 @@ def submit_array(
     if dry_run:
         say(script.rstrip())
         return
-    say(f"Submitted batch job {submit_script(BatchScript(script, planned.folder.absolute(), tuple(folders)))}")
+    try:
+        for folder in (planned.folder, *folders):
+            folder.mkdir(parents=True, exist_ok=True)
+        file = planned.folder.absolute() / f"{verb}.sbatch"
+        file.write_text(script, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{planned.folder}: the script cannot be written: {error.strerror or error}") from error
+    try:
+        done = subprocess.run(
+            ["sbatch", str(file)], capture_output=True, text=True, errors="replace", check=False, timeout=60
+        )
+    except FileNotFoundError as error:
+        raise LaunchError("there is no sbatch here: run this on a login node, or leave out --slurm.") from error
+    if done.returncode:
+        raise LaunchError(f"sbatch refuses {file}: {done.stderr.strip()}")
+    say(done.stdout.strip())
     say(f"when it has ended: hlat {verb} {planned.recipe} {' '.join(words)} --to {planned.folder} --list")

@@ -42,9 +42,7 @@ __getattr__ = lazily(
         "preflight.judgement": "PreflightReport",
         "preflight.request": "PreflightOptions make_request",
         "run_request": "RunRequest",
-        "schedulers.slurm": (
-            "BatchScript SlurmOptions SlurmSubmission batch_script cancel_job job_log job_state submit_script"
-        ),
+        "schedulers.slurm": "SlurmOptions SlurmSubmission batch_script cancel_job job_log job_state submit_script",
         "start_place": "Here",
         "start_examination": "check_extensions load_and_check summary_lines",
         "supervision.incidents": "RunOutcome",
