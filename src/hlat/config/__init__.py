@@ -29,7 +29,7 @@ __getattr__ = lazily(
     {
         "errors": "Fix Problem RecipeError short size_problem",
         "explanations": "field_called",
-        "layout_checks": "CHECKS Check TracedValues Values divisors holds",
+        "layout_checks": "CHECKS Values divisors holds",
         "load": "load_recipe model_section numbers_with_units parse_recipe",
         "model_base": "PRESETS model_differences near_presets preset_called",
         "model_files": "hf_to_model",

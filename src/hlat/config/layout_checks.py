@@ -44,25 +44,6 @@ class Values:
         return Values({**self._values, path: value})
 
 
-class TracedValues(Values):
-    """The same values; ``read`` has the paths that were asked for, of its changed copies too."""
-
-    def __init__(self, values: Values, read: set[str] | None = None) -> None:
-        super().__init__(values._values)
-        self.read: set[str] = set() if read is None else read
-
-    def __call__(self, path: str) -> Any:
-        self.read.add(path)
-        return super().__call__(path)
-
-    def __contains__(self, path: str) -> bool:
-        self.read.add(path)
-        return super().__contains__(path)
-
-    def having(self, path: str, value: Any) -> "Values":
-        return TracedValues(super().having(path, value), self.read)
-
-
 Rule = Callable[[Values], Iterator[Problem]]
 """Yields problems, each with its remedy."""
 Check = Callable[[Values], Iterator[str]]

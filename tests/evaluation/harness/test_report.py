@@ -1,8 +1,20 @@
 """Columns and averages of a suite, from results as lm-eval 0.4.13 writes them, worked out by hand."""
 
+import re
 from typing import Any
 
-from hlat.evaluation.harness.suites import Column, Suite, TaskEntry, column_values, entry_value, task_results
+from hlat.evaluation.harness.suites import (
+    Column,
+    Published,
+    Suite,
+    SuiteReport,
+    TaskEntry,
+    column_values,
+    entry_value,
+    html_page,
+    markdown_page,
+    task_results,
+)
 
 RAW: dict[str, Any] = {
     "results": {
@@ -61,3 +73,22 @@ def test_a_column_needs_all_its_tasks_and_an_average_all_averaged_columns() -> N
     assert column_values(averaged, tasks) == ({"both": 62.5}, None)
     assert column_values(Suite(name="s", title="t", average=None, columns=(one,)), tasks) == ({"one": 25.0}, None)
     assert column_values(Suite(name="s", title="t", columns=(none,)), {}) == ({}, None)
+
+
+def test_tables_list_the_model_published_rows_and_tasks_and_show_names_as_text() -> None:
+    """What is no text of hlat's own may be HTML or Markdown; here the name of a column and the model's path."""
+    column = Column(name="a | <b>", tasks=(TaskEntry(task="qa"),))
+    published = Published(source="Them 2025", rows={"other": {"a | <b>": 50.25}})
+    suite = Suite(name="s", title="Tables", columns=(column,), average=None, published=published)
+    model = {"path": "runs/<i>", "sha256": "0" * 64, "dtype": "float32", "parameters": 1000}
+    columns, average = column_values(suite, tasks := task_results(RAW))
+    harness, settings = {"name": "lm-eval", "version": "0.4.13", "seed": 1}, {"limit": 3}
+    report = SuiteReport("s", model, harness, settings, tasks, columns, average, {})
+    markdown, page = markdown_page(suite, report), html_page(suite, report)
+    assert "| model | a \\| \\<b\\> |" in markdown and "| runs/\\<i\\> | 50.0 |" in markdown
+    assert "| other | 50.2 |" in markdown and "| sums | 3 | 0 | 10 | exact\\_match,strict | 0.2500 |" in markdown
+    assert "<b>" not in page and "<i>" not in page and page.count("<script") == 1, "that of every page"
+    cells = [re.findall(r"<t[hd][^>]*>([^<]*?)\s*</t", row) for row in page.split("<tr")]
+    assert ["runs/&lt;i&gt;", "50.0"] in cells and ["other", "50.2"] in cells
+    assert ["sums", "3", "0", "10", "exact_match,strict", "0.2500"] in cells and ["code", "pass@1", "-"] not in cells
+    assert "<p>At most 3 samples of each task" in page and "Them 2025" in page

@@ -8,7 +8,7 @@
 The checks are those of recipes (hlat.config.layout_checks), so that every candidate makes a valid recipe.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -20,11 +20,9 @@ from hlat.config import (
 from hlat.config import (
     INTERLEAVED,
     ZERO_BUBBLE,
-    Check,
     ParallelConfig,
     Recipe,
     Schedule,
-    TracedValues,
     Values,
     default_virtual_stages,
     divisors,
@@ -175,7 +173,6 @@ def candidates(request: PlanRequest) -> Iterator[Candidate]:
 
     Of a recipe's run, only its micro-batch and policy, unless the question asks to search.
     """
-    checks = _MicroBatchChecks(request)
     for tensor, pipeline, context in _degrees(request):
         data = request.cluster.devices // (tensor * pipeline * context)
         if request.global_batch % data:
@@ -185,54 +182,18 @@ def candidates(request: PlanRequest) -> Iterator[Candidate]:
         if pipeline == 1 and data > 1:
             sharding += [(3, count) for count in _replicas(request, tensor * context, data)]
         sizes = _MICRO_BATCHES if request.micro_batch is None else (request.micro_batch,)
-        micros = tuple(micro for micro in sizes if sequences_per_rank % micro == 0)
+        micros = [micro for micro in sizes if sequences_per_rank % micro == 0]
         for (virtual, schedule), (zero, count) in product(_schedules(request, pipeline), sharding):
             parallel = parallel_section(tensor, pipeline, context, virtual, schedule, zero, count)
-            passing = checks.passing(parallel, data, micros)
+            found = [Candidate(parallel, data, micro, "none") for micro in micros]
+            passing = [candidate for candidate in found if _is_valid(request, candidate)]
             if not passing:
                 continue
             keeping = None
             if parallel.gathers_again:
                 keeping = parallel_section(tensor, pipeline, context, virtual, schedule, zero, count, "never")
-            for micro in passing:
-                yield from _kept_activations(Candidate(parallel, data, micro, "none"), keeping, request.recompute)
-
-
-class _MicroBatchChecks:
-    """Checks of layouts of one request. A check is run once for all layouts that agree in what it reads."""
-
-    def __init__(self, request: PlanRequest) -> None:
-        self._request = request
-        # By check and the fields of the section that it reads: what passes, by their values and the micro-batches.
-        self._known: dict[Check, dict[tuple[str, ...], dict[Hashable, tuple[int, ...]]]] = {
-            check: {} for check in LAYOUT_CHECKS
-        }
-
-    def passing(self, parallel: ParallelConfig, data: int, micros: tuple[int, ...]) -> tuple[int, ...]:
-        """Keep the micro-batches with which a layout passes all checks."""
-        for check in LAYOUT_CHECKS:
-            if not micros:
-                break
-            micros = self._passing(check, parallel, data, micros)
-        return micros
-
-    def _passing(self, check: Check, parallel: ParallelConfig, data: int, micros: tuple[int, ...]) -> tuple[int, ...]:
-        known = self._known[check]
-        for names, results in known.items():
-            found = results.get((micros, *[getattr(parallel, name) for name in names]))
-            if found is not None:
-                return found
-        passing, read = [], set[str]()
-        for micro in micros:
-            traced = TracedValues(_values(self._request, Candidate(parallel, data, micro, "none")), read)
-            if holds(check, traced):
-                passing.append(micro)
-            if "batch.micro_batch" not in read:  # the same for all of them
-                passing = list(micros) if passing else []
-                break
-        names = tuple(path.removeprefix("parallel.") for path in read if path.startswith("parallel."))
-        key = (micros, *[getattr(parallel, name) for name in names])
-        return known.setdefault(names, {}).setdefault(key, tuple(passing))
+            for candidate in passing:
+                yield from _kept_activations(candidate, keeping, request.recompute)
 
 
 def _kept_activations(
@@ -246,6 +207,11 @@ def _kept_activations(
         yield Candidate(keeping, data, micro, candidate.recompute)
     for recompute in policies:
         yield Candidate(parallel, data, micro, recompute)
+
+
+def _is_valid(request: PlanRequest, candidate: Candidate) -> bool:
+    values = _values(request, candidate)
+    return all(holds(check, values) for check in LAYOUT_CHECKS)
 
 
 def layout_violations(request: PlanRequest, candidate: Candidate) -> list[str]:
