@@ -4,6 +4,7 @@ import csv
 import json
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,35 +54,39 @@ def test_a_fit_finds_planted_constants_and_keeps_near_the_known_ones_with_few_so
     assert alone.values == priors.values, "one source is outweighed"
 
 
-def test_no_measurement_of_a_source_enters_its_own_columns(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Errors of the table of four sources."""
+    return prediction_errors(write(tmp_path_factory.mktemp("errors") / "runs.csv"))
+
+
+def test_no_measurement_of_a_source_enters_its_own_columns(errors: dict[str, Any], tmp_path: Path) -> None:
     """Measured values of s0 doubled: its left-out and baseline predictions and its intervals stay the same."""
     file = write(tmp_path / "runs.csv")
-    before = prediction_errors(file)
     lines = file.read_text(encoding="utf-8").splitlines()
     doubled = [
         line.rsplit(",", 1)[0] + f",{2 * int(line.rsplit(',', 1)[1])}" if ",s0," in line else line for line in lines
     ]
     file.write_text("\n".join(doubled) + "\n", encoding="utf-8")
     after = prediction_errors(file)
-    for old, new in zip(before["rows"], after["rows"], strict=True):
+    for old, new in zip(errors["rows"], after["rows"], strict=True):
         if old["source"] == "s0":
             for column in ("prior_only", "fitted", "left_out", "one_constant"):
                 steps = [(1 + row["step_errors"][column]) * row["measured_step_seconds"] for row in (old, new)]
                 assert steps[0] == pytest.approx(steps[1], rel=1e-9), column
 
 
-def test_columns_have_one_convention(tmp_path: Path) -> None:
+def test_columns_have_one_convention(errors: dict[str, Any]) -> None:
     """The throughput error t of a step-time error e: t = 1 / (1 + e) - 1."""
-    result = prediction_errors(write(tmp_path / "runs.csv"))
-    for row in result["rows"]:
+    for row in errors["rows"]:
         assert row["error"] == pytest.approx(1 / (1 + row["step_errors"]["fitted"]) - 1)
-    fitted = result["accuracy"]["all"]["fitted"]
-    assert fitted["signed_mean"] == pytest.approx(np.mean([row["step_errors"]["fitted"] for row in result["rows"]]))
-    assert fitted["throughput_mean"] == pytest.approx(result["overall"]["mean"])
-    json.dumps(result, allow_nan=False)
-    text = "\n".join(accuracy_lines(result))
+    fitted = errors["accuracy"]["all"]["fitted"]
+    assert fitted["signed_mean"] == pytest.approx(np.mean([row["step_errors"]["fitted"] for row in errors["rows"]]))
+    assert fitted["throughput_mean"] == pytest.approx(errors["overall"]["mean"])
+    json.dumps(errors, allow_nan=False)
+    text = "\n".join(accuracy_lines(errors))
     assert all(word in text for word in ("prior only", "left out", "one constant", "s3", "80% intervals"))
-    page = accuracy_page("<b id=foreign>", result)
+    page = accuracy_page("<b id=foreign>", errors)
     assert "<b id=foreign" not in page and "&lt;b id=foreign&gt;" in page
 
 
