@@ -1,5 +1,7 @@
 """Both sides of each boundary of the rules for data, budgets and values: what is just right, and what is just wrong."""
 
+from itertools import product
+
 import pytest
 import yaml
 
@@ -128,14 +130,13 @@ def test_weights_become_the_smallest_whole_numbers(weights, whole):
     assert whole_weights(weights) == whole
 
 
-@pytest.mark.parametrize("layers", range(1, 20))
-@pytest.mark.parametrize("stages", [1, 2, 3, 5, 8])
-def test_layers_are_divided_evenly_over_exactly_so_many_stages(layers, stages):
-    [split] = _even_splits(layers, stages) or [None]
-    if layers < stages:
-        assert split is None
-    else:
-        assert len(split) == stages and sum(split) == layers and max(split) - min(split) <= 1
+def test_layers_are_divided_evenly_over_exactly_so_many_stages():
+    for layers, stages in product(range(1, 20), [1, 2, 3, 5, 8]):
+        [split] = _even_splits(layers, stages) or [None]
+        if layers < stages:
+            assert split is None
+        else:
+            assert len(split) == stages and sum(split) == layers and max(split) - min(split) <= 1
 
 
 def test_an_integer_of_any_length_has_the_digits_that_it_is_said_to_have():
