@@ -209,8 +209,15 @@ def test_coalescing_may_change_on_resume(cli, recipe_file, quick, straight, tmp_
     assert {"path": "model.coalesce", "old": True, "new": False} in resumed["changes"]
 
 
-@pytest.mark.parametrize(
-    "change", ["model.layers=3", "training.seed=4", "data.sequence_length=16", "batch.global_batch=4"]
+@pytest.mark.parametrize(  # tests/checkpoint/test_resume_check.py has every field
+    "change",
+    [
+        "model.layers=3",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("training.seed=4", "data.sequence_length=16", "batch.global_batch=4")
+        ),
+    ],
 )
 def test_a_change_of_model_or_data_order_is_refused_and_nothing_is_lost(cli, recipe_file, quick, straight, change):
     before = {p: p.stat().st_mtime_ns for p in (straight / "checkpoints").rglob("*")}
