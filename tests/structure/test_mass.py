@@ -19,7 +19,7 @@ CEILINGS = {
     # hlat.train takes own parts and shows its progress; hlat.fork, stages of a plan; hlat.train_ladder
     "api": (867, 7006),
     # forks: what is shared, what is kept, what may change
-    "checkpoint": (4760, 47400),
+    "checkpoint": (4627, 46217),
     # old names of options for a release, check --on, --anyway, presets; what a long verb is doing, report --markdown;
     # ladders: the options of a verb
     "cli": (2883, 25597),
@@ -28,45 +28,45 @@ CEILINGS = {
     # stages (400 lines), seven families and their layers, scalings of RoPE, transfer
     "config": (5050, 49400),
     # what each stage reads of a source, and files that two of its texts share
-    "data": (9350, 100166),
+    "data": (9042, 97342),
     # corpora of several paths and formats are drafted as sources
     "draft": (490, 5300),
     # tasks that are functions
-    "evaluation": (2460, 26800),
+    "evaluation": (2328, 25421),
     # fits with ranges, judged on left-out runs; refusals, further runs, curves, conditions of a comparison;
-    # losses of the run in its range; accuracies of tasks in two steps; globs and stored weights as conditions
-    "forecast": (793, 10658),
+    # losses of the run in its range; accuracies of tasks in two steps; globs, stored weights and order as conditions
+    "forecast": (801, 10737),
     "hardware": (910, 9650),  # prices.py reads files of quotes: 160 lines for its columns, choices and mistakes
     # coordinate checks: 193; designs within a budget, measured steps, runs that go on from others, tables; folders of
     # other runs, losses that are not finite and hopeless designs are refused, places that move; tasks;
-    # long patterns of layers, time inside and outside of a run's record, text that was deleted
-    "ladder": (1112, 13083),
+    # long patterns of layers, time inside and outside of a run's record, text that was deleted; rates of each size
+    "ladder": (1123, 13160),
     # memory before a start, options and paths of Kubernetes, memory and names of Slurm's jobs
-    "launch": (7014, 68632),
+    "launch": (6780, 66354),
     # windows and rotations per layer, Gemma, capped scores, scalings of RoPE, the table of scales; sinks and biases,
     # tensors that files have otherwise
     "model": (4294, 50510),
     # any element-wise optimizer of torch by its name, with the proof that it may be sharded
     "optim": (1394, 15958),
     "page": (466, 5475),  # heat maps, tabs, a headline, tables to sort, a band around a curve
-    "parallel": (3017, 33456),
+    "parallel": (2986, 33094),
     # memory of a recipe before a start, with remedies; defaults by size and device; what layouts share is counted once;
     # a plan of each stage; the loss by a ladder: its law as an argument, ranges of sizes, margins, in every output;
     # accuracies of tasks; a loss of the recipe as its options change it
-    "planner": (5607, 62237),
-    "rehearsal": (1428, 14474),
+    "planner": (5586, 62070),
+    "rehearsal": (1411, 14396),
     # lists that are cut, with a count; a headline, what happened in sentences, a summary in Markdown;
     # the stage of a run, its forecast, and that it is of another length
     "reporting": (1538, 17682),
-    "resilience": (1120, 11975),
-    "runtime": (5208, 47580),
+    "resilience": (1097, 11795),
+    "runtime": (5182, 47452),
     "sweep": (282, 3132),
     # time left with validations and saves, own trackers
     "tracking": (1500, 15050),
     # own parts are checked and recorded; the last save of a small run; stages, each built as a resumed run, and what is
     # known of their text before; the forecast is registered, and losses are compared with it,
     # or a warning that too few are
-    "training": (3602, 36029),
+    "training": (3529, 35146),
 }
 
 

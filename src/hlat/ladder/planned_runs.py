@@ -46,7 +46,7 @@ class Target:
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """What another run must share with the ladder: a rate that was chosen for each size is not one value."""
+        """Settings that another run must share with the ladder: rates that were chosen for each size are not one value."""
         found = conditions_of(self.recipe)
         if self.chooses_rates:
             del found["optimizer.lr"]

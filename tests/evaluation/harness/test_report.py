@@ -76,7 +76,7 @@ def test_a_column_needs_all_its_tasks_and_an_average_all_averaged_columns() -> N
 
 
 def test_tables_list_the_model_published_rows_and_tasks_and_show_names_as_text() -> None:
-    """What is no text of hlat's own may be HTML or Markdown; here the name of a column and the model's path."""
+    """Names of columns and the path of the model are escaped: they may be HTML or Markdown."""
     column = Column(name="a | <b>", tasks=(TaskEntry(task="qa"),))
     published = Published(source="Them 2025", rows={"other": {"a | <b>": 50.25}})
     suite = Suite(name="s", title="Tables", columns=(column,), average=None, published=published)
