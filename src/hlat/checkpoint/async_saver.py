@@ -232,7 +232,8 @@ class AsyncSaver:
         self._process.send(settings, [] if folder is None else [folder.descriptor])
 
     def prepare(self, chunks: Sequence[TensorChunk]) -> None:
-        """Allocate the staging buffer for chunks of these sizes, in the background."""
+        """Allocate the staging buffer for chunks of these sizes, in the background, in place of an earlier one."""
+        self.close()
         size = buffer_bytes(self._chunks_to_write(chunks))
         try:
             self._buffer = StagingBuffer(size, self._runtime.device)
@@ -338,6 +339,12 @@ class AsyncSaver:
         pending = self._pending if result is None else None
         self._pending = self._result = None
         return SaveOutcome(result, lost, pending)
+
+    def close(self) -> None:
+        """Free the staging buffer: behind an open descriptor, its memory would stay as long as this process."""
+        if self._buffer is not None:
+            self._buffer.close()
+            self._buffer = None
 
     def kill(self) -> None:
         """Kill the saver. It writes nothing after this returns."""

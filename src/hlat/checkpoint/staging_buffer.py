@@ -128,8 +128,9 @@ class StagingBuffer:
         return chunks_in(self._memory, slots)
 
     def close(self) -> None:
-        # The thread writes to the memory and pins it.
-        self._allocation.join()
+        """Free the memory; while it is being allocated, which is after a failed first step, that is left to the end."""
+        if self._allocation.is_alive():  # it writes to the memory and pins it, which may take minutes
+            return
         if self._is_pinned:
             backend_of(self._device).unpin_memory(self._bytes, self._device)
             self._is_pinned = False

@@ -203,8 +203,8 @@ class Ladder:
         own, least = tokens / sizes["flops"], min(run.tokens / run.sizes["flops"] for run in self.runs)
         if own * FEW_TOKENS < least:
             yield (
-                f"the run has {own:.2g} tokens per parameter, and runs of the ladder at least {least:.2g}; eight "
-                "forecasts of such runs were tested, and 0.8 to 14 % off, mostly too low"
+                f"the run has {own:.2g} tokens per parameter, and runs of the ladder at least {least:.2g}; ten such "
+                "runs were forecast, 0.8 to 14 % off, and five ended outside of the range"
             )
 
 

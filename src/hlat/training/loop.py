@@ -152,6 +152,8 @@ def run(
             if last_step is None:
                 last_step = _last_step(state)
                 background = background_saver(saver, state)
+                if background is not None:
+                    stack.callback(background.close)
             with _open_tracker(state, stream) as tracker:
                 announce(state, tracker, first=is_first)
                 outcome, background = _run_stage(state, tracker, profile, background, last_step, on_step)

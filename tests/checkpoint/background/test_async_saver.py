@@ -79,6 +79,18 @@ def save_without_pause(rank: Rank, pipe: Connection) -> None:
         (rank.folder / f"go-{step}").touch()
     rank.wait()
     assert count_buffers(rank.process.pid) == 1
+    # Another stage prepares again, and the end of the run closes the saver: neither leaves memory behind.
+    rank.saver.prepare(rank.content(4).chunks)
+    assert list(rank.saver.reports(wait=False)) == []
+    rank.saver.agree_on_outcome()  # the buffer is allocated
+    assert count_buffers(os.getpid()) == 1 and count_open_buffers() == 2, "Python's mapping has a descriptor of its own"
+    rank.saver.close()
+    assert count_buffers(os.getpid()) == count_open_buffers() == 0
+
+
+def count_open_buffers() -> int:
+    """Count the staging buffers of which this process has a descriptor."""
+    return sum("memfd:hlat" in os.path.realpath(link) for link in Path("/proc/self/fd").iterdir())
 
 
 def count_buffers(pid: int) -> int:
