@@ -46,7 +46,7 @@ class Target:
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """Settings that another run must share with the ladder: rates that were chosen for each size are not one value."""
+        """Settings that another run must share with the ladder, without rates that each size chose."""
         found = conditions_of(self.recipe)
         if self.chooses_rates:
             del found["optimizer.lr"]
