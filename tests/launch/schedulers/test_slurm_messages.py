@@ -74,16 +74,16 @@ def test_devices_that_a_job_reserves_and_does_not_use_are_said(recipe_file, tmp_
 
 def test_a_record_of_jobs_that_cannot_be_read_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slurm-jobs.jsonl").write_text("not JSON\n")
-    with pytest.raises(LaunchError, match=r"its last line holds no job\. Remove that line"):
+    with pytest.raises(LaunchError, match=r"slurm-jobs\.jsonl\) is damaged in its last line"):
         newest_job(tmp_path)
     (tmp_path / "slurm-jobs.jsonl").write_text("")
-    with pytest.raises(LaunchError, match=r"slurm-jobs\.jsonl\) is empty.*submit a job, `hlat launch slurm`"):
+    with pytest.raises(LaunchError, match=r"slurm-jobs\.jsonl\) is empty.*`hlat launch slurm` submits one"):
         newest_job(tmp_path)
 
     def refuse(self: Path, encoding: str) -> str:
         raise PermissionError(13, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "read_text", refuse)
-    with pytest.raises(LaunchError, match=r": permission denied\. Give the folder of the run") as caught:
+    with pytest.raises(LaunchError, match=r": permission denied\. Ask for the permission") as caught:
         newest_job(tmp_path)
     assert "Errno" not in str(caught.value)

@@ -329,16 +329,33 @@ def newest_job(run_dir: Path) -> int:
     """Id of the newest job that was submitted for a run's folder; LaunchError if there is none."""
     record = run_dir / _RECORD
     try:
-        return int(json.loads(record.read_text(encoding="utf-8").splitlines()[-1])["job"])
+        lines = record.read_text(encoding="utf-8").splitlines()
+        if not lines:
+            reason = f"the record of jobs ({_RECORD}) is empty: sbatch has accepted none, or was interrupted."
+            raise LaunchError(f"{run_dir}: {reason} `hlat launch slurm` submits one; `squeue --me` lists your jobs.")
+        return int(json.loads(lines[-1])["job"])
     except OSError as error:
-        absent = isinstance(error, FileNotFoundError)
-        why = "no job of Slurm was submitted for this folder" if absent else (error.strerror or str(error)).lower()
-        remedy = "Give the folder of the run: run.dir, or runs/ and run.name; `hlat launch slurm` submits a job"
-        raise LaunchError(f"{record}: {why}. {remedy} (looked in {Path.cwd()}).") from error
-    except (IndexError, ValueError, KeyError, TypeError) as error:
-        reason = f"the record of jobs ({_RECORD}) is empty, or its last line holds no job."
-        remedy = "Remove that line, ask Slurm itself, `squeue --me`, or submit a job, `hlat launch slurm`."
-        raise LaunchError(f"{run_dir}: {reason} {remedy}") from error
+        raise LaunchError(f"{run_dir}{_no_record(run_dir, error)}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        reason = f"the record of jobs ({_RECORD}) is damaged in its last line, which holds no job."
+        raise LaunchError(f"{run_dir}: {reason} Remove that line, or ask Slurm itself: `squeue --me`.") from error
+
+
+def _no_record(run_dir: Path, error: OSError) -> str:
+    """Say why the record of jobs of a folder cannot be read, and what would work; follows the name of the folder."""
+    folder = "Give the folder of the run: run.dir, or runs/ and run.name."
+    if isinstance(error, PermissionError):
+        return ": permission denied. Ask for the permission to read it, or give the folder of another run."
+    try:
+        if run_dir.is_file():
+            return f" is a file. {folder}"
+        if not run_dir.exists():
+            return f": there is no such folder (looked in {Path.cwd()}). {folder}"
+    except OSError as other:  # a name that no file can have
+        error = other
+    if isinstance(error, FileNotFoundError):
+        return f": no job of Slurm was submitted for this folder. `hlat launch slurm` submits one. {folder}"
+    return f": the record of jobs ({_RECORD}) cannot be read: {error.strerror or error}. {folder}"
 
 
 def job_state(run_dir: Path) -> list[JobState]:
