@@ -7,7 +7,7 @@ from hlat.config.sections.model import ModelConfig
 from hlat.model import Decoder, KVCache
 from tests.support.model.families import FAMILIES, config_of, our_model, tokens_of, twin
 
-NEW = 16
+NEW = 24
 
 
 def cache_for(config: ModelConfig, length: int, batch: int = 2, dtype: torch.dtype = torch.float32) -> KVCache:

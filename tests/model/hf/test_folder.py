@@ -41,7 +41,7 @@ def assert_identical(first: dict[str, torch.Tensor], second: dict[str, torch.Ten
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("max_shard_bytes", [pytest.param(10**9, marks=pytest.mark.slow), 60_000])
+@pytest.mark.parametrize("max_shard_bytes", [10**9, 60_000])
 @torch.no_grad()
 def test_transformers_loads_an_export_and_computes_the_same_logits(
     tmp_path: Path, family: str, max_shard_bytes: int
@@ -62,7 +62,7 @@ def test_transformers_loads_an_export_and_computes_the_same_logits(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_import_then_export_is_byte_identical(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
     """A folder saved by transformers is read, fused into hlat's model, unfused and written again."""
     config = config_of(family)
