@@ -50,8 +50,10 @@ class Hang:
     why: str
 
     def __str__(self) -> str:
-        who = f"rank {self.ranks[0]} hangs" if len(self.ranks) == 1 else f"ranks {listed(self.ranks)} hang"
-        return f"{who} in {self.phase} of step {self.step} for {self.seconds:.0f} s: {self.why}"
+        since = f"of step {self.step} for {self.seconds:.0f} s: {self.why}"
+        if len(self.ranks) == 1:
+            return f"rank {self.ranks[0]} hangs in {self.phase} {since}"
+        return f"ranks {listed(self.ranks)} hang in {self.phase} {since}"
 
 
 @dataclass
