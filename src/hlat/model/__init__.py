@@ -49,7 +49,7 @@ __getattr__ = lazily(
         "kv_cache": "DeviceKVCache KVCache LayerCache",
         "layers": "DecoderBlock",
         "loss": "CrossEntropy HEAD_ROWS Head IGNORED Reduction head_loss loss_terms next_tokens row_losses",
-        "kernels.matmul": "computing_as_simulated product_library split_backward",
+        "kernels.matmul": "Linear computing_as_simulated product_library split_backward",
         "parameter_layout": (
             "EMBEDDING HEAD RowBlock RowLayout canonical_shapes check_canonical check_layers merge_tied "
             "parameter_layouts"
