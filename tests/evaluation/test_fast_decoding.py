@@ -7,7 +7,8 @@ import torch
 
 from hlat.evaluation import generate, next_token
 from hlat.evaluation.generation import BatchGenerator, GenerationRequest, plan_generation
-from hlat.evaluation.next_token import prepare_to_generate
+from hlat.evaluation.next_token import FEWEST_TOKENS, prepare_to_generate
+from hlat.model import Decoder
 from hlat.model.decoding import compile_step
 from hlat.parallel import ForwardModel
 from hlat.runtime.backend.cpu import CpuBackend
@@ -65,7 +66,7 @@ def test_a_model_is_as_before_after_the_block() -> None:
     """Within the block its weights are used where they are, and are not copied."""
     model, ids = our_model(config_of("tied")), tokens_of(config_of("tied"))
     before, embedding = model(ids), model.head.matrix.data_ptr()
-    with pytest.raises(RuntimeError, match="stop"), next_token.fast_decoding(model):
+    with pytest.raises(RuntimeError, match="stop"), next_token.fast_decoding(model, 1):
         assert model.step is not None and "forward" in vars(model.head)
         assert model.step._matrix_VD.data_ptr() == embedding
         assert torch.equal(model(ids), before), "logits of many rows are the head's own"
@@ -82,22 +83,22 @@ def test_weights_of_mixed_precision_are_copied_if_memory_allows_it(monkeypatch: 
     copies = 2 * sum(parameter.numel() for parameter in model.parameters())
     for missing in (0, 1):
         monkeypatch.setattr(CpuBackend, "memory_bytes", lambda self, device, missing=missing: 4 * copies - missing)
-        with next_token.fast_decoding(model):
+        with next_token.fast_decoding(model, 1):
             assert (model.step is not None) == (missing == 0)
     monkeypatch.undo()
     stored = our_model(config_of("llama31-gqa"), torch.bfloat16)
     assert generate(model, PROMPTS[0], NEW) == generate(stored, PROMPTS[0], NEW)
 
 
-@pytest.mark.parametrize("family", ["llama31-gqa", "olmo2-mha", "qwen3-norm-bias-tied"])
-def test_without_a_step_torch_computes_the_texts_of_transformers(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where no C compiler is; alone, and together on a model that is prepared for good."""
+def test_without_a_step_weights_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(next_token, "compile_step", lambda decoder: None)
-    model = our_model(config_of(family))
-    expected = [text_of_transformers(twin(model, torch.float32).eval(), prompt) for prompt in PROMPTS[:4]]
-    assert [generate(model, prompt, NEW) for prompt in PROMPTS[:4]] == expected
-    prepare_to_generate(model)
-    assert model.step is None and not [module for module in model.modules() if "forward" in vars(module)]
-    (batch,) = plan_generation([GenerationRequest(tuple(prompt), NEW) for prompt in PROMPTS[:4]])
-    texts = BatchGenerator(ForwardModel(model, CPU), frozenset(), str).generate(batch)
-    assert dict(zip(batch.order, texts, strict=True)) == dict(enumerate(expected))
+    model, other = our_model(config_of("tied")), our_model(config_of("tied"))
+
+    def is_packed(decoder: Decoder) -> bool:
+        return any("forward" in vars(module) for module in decoder.modules())
+
+    packs = CpuBackend("cpu").packs_weights
+    with next_token.fast_decoding(model, FEWEST_TOKENS):
+        assert is_packed(model) == packs and model.step is None
+    prepare_to_generate(other)
+    assert is_packed(other) == packs and not is_packed(model)

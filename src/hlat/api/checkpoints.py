@@ -184,6 +184,9 @@ def generate(
 ) -> str:
     """Continue a text; return the continuation, without the prompt.
 
+    If ``max_tokens`` allows 24 or more new tokens, a CPU multiplies by packed weights, which rounds differently. So
+    where two tokens are almost equally likely, a greedy text may depend on ``max_tokens``.
+
     Args:
         checkpoint: a checkpoint, a checkpoints folder or a run folder.
         prompt: text to continue.

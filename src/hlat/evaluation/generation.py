@@ -49,6 +49,9 @@ def generate(
     Generation ends after ``max_tokens`` new tokens, at one of ``end_ids``, which is not returned, or when prompt and
     new tokens reach the model's ``max_sequence_length``: positions beyond it were never trained.
 
+    If ``max_tokens`` allows ``FEWEST_TOKENS`` (24) or more new tokens, a CPU multiplies by packed weights, which rounds
+    differently. So where two tokens are almost equally likely, a greedy text may depend on ``max_tokens``.
+
     Raises:
         DataError: the prompt is empty, or leaves no room for a new token, or no new token is asked for.
     """
@@ -63,7 +66,7 @@ def generate(
     assert model.head is not None, "the model is complete"
     tokens = list(prompt)
     new = torch.tensor([tokens], device=device)
-    with fast_decoding(model):
+    with fast_decoding(model, total - len(prompt)):
         for index in range(total - len(prompt)):
             logits_V = model.head(model.hidden(new, cache=cache)[0, -1])
             token = choose_token(logits_V, sampling, index)

@@ -1,13 +1,17 @@
 """The next token: computed as fast as this machine can, and chosen from its logits.
 
     is there a compiled step?  --yes--> one call of C for each token (hlat.model.decoding)
-                               --no---> torch's operations
+                               --no---> weight --oneDNN, once--> blocks in the order in which its kernels read them
+                                            --each product--> x @ weight.T        (where it has no kernels: torch)
 
     on a GPU:  prompt --> KV cache, first token --> [ token -> hidden states -> logits -> next token ]
                    recorded once, repeated by the device;  some tokens at a time --> host: has the text ended?
 
     seed, names of the text, position in it -> a number in [0, 1)        logits, number -> token
 
+A token reads every weight once for a few rows, so memory limits it, and the order in which weights are read decides.
+``F.linear`` on a CPU with AVX-512 reads at a fifth of the bandwidth of memory, the product by packed weights at two
+thirds (docs/notebook/evaluation.md). It sums in another order, in fp32, and rounds once.
 On a GPU the host starts 30 operations for each block and token, which takes longer than the device needs for them.
 Captured CUDA graphs have not been run on a GPU yet; tests repeat the same step on a CPU.
 
@@ -22,8 +26,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
-from hlat.model import CompiledStep, Decoder, DeviceKVCache, KVCache, compile_step
+from hlat.model import CompiledStep, Decoder, DeviceKVCache, Head, KVCache, Linear, compile_step
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import DataError
@@ -145,17 +150,132 @@ def _uniform(seed: int, index: int, names: tuple[str | int, ...]) -> float:
     return int(word) / 2.0**32
 
 
-def prepare_to_generate(decoder: Decoder) -> None:
-    """Prepare a model that only generates and scores from now on; its weights must not change any more."""
-    if (step := _step(decoder)) is not None:
-        decoder.step = step
-        vars(decoder.head)["forward"] = step.head  # of this object: hooks are called as before
+FEWEST_TOKENS = 24
+"""Tokens of a text from which packing the weights for it pays: it takes as long as 5 to 15 tokens of one row."""
+
+_LARGEST_SHARE = 0.25  # of the machine's memory, for packed copies beside the weights
+_MOST_ROWS = 8192  # of a packed matrix: for one row of x, oneDNN computes a larger one in a single thread
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def pack_weights(decoder: Decoder) -> None:
+    """Pack the weights of a model for good, if memory allows it; it can no longer be saved or trained."""
+    modules = _modules(decoder)
+    # Packed matrices may need more memory than they replace: wider ones where products are widened, the head beside a
+    # tied embedding.
+    if not fits(decoder, _additional_bytes(modules, decoder)):
+        return
+    # One after the other: each matrix gives up its memory before the next one is packed.
+    for module in modules:
+        vars(module)["forward"] = _product(module, decoder)  # of this object: hooks are called as before
+        for name, matrix in module.named_parameters(recurse=False):  # a tied head has none: the embedding keeps its own
+            setattr(module, name, nn.Parameter(matrix.detach().new_empty(0), requires_grad=False))
 
 
 @contextmanager
-def fast_decoding(decoder: Decoder) -> Iterator[None]:
-    """Decode as fast as possible within the block; the weights must not change in it."""
-    prepare_to_generate(decoder)
+def packed_weights(decoder: Decoder, tokens: int) -> Iterator[None]:
+    """Compute hidden states and logits with packed copies within the block, if that pays for so many tokens."""
+    bytes_of_copies = sum(parameter.numel() for parameter in decoder.parameters()) * torch.float32.itemsize
+    modules = _modules(decoder) if tokens >= FEWEST_TOKENS and fits(decoder, bytes_of_copies) else []
+    try:
+        for module in modules:
+            vars(module)["forward"] = _product(module, decoder)
+        yield
+    finally:
+        for module in modules:
+            vars(module).pop("forward", None)
+
+
+def _modules(decoder: Decoder) -> list[Linear | Head]:
+    """Modules whose products can be packed; none where the backend or the dtype has no kernel for it."""
+    weight = next(decoder.parameters())
+    if not backend_of(weight.device).packs_weights or _compute(decoder) not in _DTYPES:
+        return []
+    return [module for module in decoder.modules() if isinstance(module, Linear | Head)]
+
+
+def _compute(decoder: Decoder) -> torch.dtype:
+    return decoder.compute or next(decoder.parameters()).dtype
+
+
+def fits(decoder: Decoder, additional: int) -> bool:
+    """Return True if so many bytes leave most of the memory to others; the same in every run on a machine."""
+    device = next(decoder.parameters()).device
+    # A share of the memory that the machine has, not of what is free now: bits must not depend on other programs.
+    return additional <= 0 or additional <= _LARGEST_SHARE * backend_of(device).memory_bytes(device)
+
+
+def _additional_bytes(modules: list[Linear | Head], decoder: Decoder) -> int:
+    additional = 0
+    for module in modules:
+        weight, bias = _operands(module)
+        packed = backend_of(weight.device).product_dtype(_compute(decoder))
+        additional += (weight.numel() + (0 if bias is None else bias.numel())) * packed.itemsize
+        # What packing replaces is given back.
+        additional -= sum(parameter.nbytes for parameter in module.parameters(recurse=False))
+    return additional
+
+
+def _operands(module: Linear | Head) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return (module.matrix, None) if isinstance(module, Head) else (module.weight, module.bias)
+
+
+def _product(module: Linear | Head, decoder: Decoder) -> "PackedProduct":
+    product = PackedProduct(*_operands(module), _compute(decoder))
+    if isinstance(module, Head):
+        product.finish = module.cross_entropy.cap
+    return product
+
+
+class PackedProduct:
+    """Product by a packed matrix: (..., in) -> (..., out), in the dtype of its argument.
+
+    The weight is (out, in), the bias (out,). ``compute`` is the dtype of the argument; if its products are widened
+    (``Backend.product_dtype``), so is the weight.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, compute: torch.dtype) -> None:
+        self.finish: Callable[[torch.Tensor], torch.Tensor] = (
+            torch.nn.Identity()
+        )  # what the head does with its products
+        self._dtype = backend_of(weight.device).product_dtype(compute)
+        narrow = weight.detach().to(compute)
+        biases = None if bias is None else bias.detach().to(compute).to(self._dtype).split(_MOST_ROWS)
+        parts = narrow.split(_MOST_ROWS)
+        pack = torch.ops.mkldnn._reorder_linear_weight
+        self._parts = [
+            (pack(part.to(self._dtype).contiguous()), None if biases is None else biases[index])
+            for index, part in enumerate(parts)
+        ]
+
+    def __call__(self, x: torch.Tensor, labels: None = None, *, reduction: object = None) -> torch.Tensor:
+        # The signature is that of Head.forward, which also computes losses.
+        assert labels is None, "a model with packed weights computes hidden states and logits"
+        wide = x.to(self._dtype)
+        multiply = torch.ops.mkldnn._linear_pointwise
+        outs = [multiply(wide, weight, bias, "none", [], "") for weight, bias in self._parts]
+        out: torch.Tensor = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
+        return self.finish(out.to(x.dtype))
+
+
+def prepare_to_generate(decoder: Decoder) -> None:
+    """Prepare a model that only generates and scores from now on; it can no longer be saved or trained."""
+    step = _step(decoder)
+    if step is None:
+        pack_weights(decoder)
+    else:
+        _install(decoder, step)
+
+
+@contextmanager
+def fast_decoding(decoder: Decoder, tokens: int) -> Iterator[None]:
+    """Decode ``tokens`` tokens as fast as possible within the block; the weights must not change in it."""
+    step = _step(decoder)
+    if step is None:
+        with packed_weights(decoder, tokens):
+            yield
+        return
+    _install(decoder, step)
     try:
         yield
     finally:
@@ -163,17 +283,16 @@ def fast_decoding(decoder: Decoder) -> Iterator[None]:
         vars(decoder.head).pop("forward", None)
 
 
-_LARGEST_SHARE = 0.25  # of the machine's memory, for copies of the weights
-
-
 def _step(decoder: Decoder) -> CompiledStep | None:
     """Build the compiled step, unless it would need copies of the weights that take too much memory."""
     compute, parameters = decoder.compute, list(decoder.parameters())
-    copied = sum(each.numel() * compute.itemsize for each in parameters if compute not in (None, each.dtype))
-    device = parameters[0].device
-    # A share of the memory that the machine has, not of what is free now: bits must not depend on other programs.
-    fits = not copied or copied <= _LARGEST_SHARE * backend_of(device).memory_bytes(device)
-    return compile_step(decoder) if fits else None
+    copied = sum(each.numel() for each in parameters if compute is not None and each.dtype != compute)
+    return compile_step(decoder) if compute is None or fits(decoder, copied * compute.itemsize) else None
+
+
+def _install(decoder: Decoder, step: CompiledStep) -> None:
+    decoder.step = step
+    vars(decoder.head)["forward"] = step.head  # of this object: hooks are called as before
 
 
 _TOKENS_PER_READ = 16

@@ -175,6 +175,8 @@ class Backend:
     """True if torch accumulates the gradient of an embedding in the dtype of its weight, even in bf16."""
     has_graphs: bool = False
     """True if the device repeats recorded work at the cost of one launch (``record``)."""
+    packs_weights: bool = False
+    """True if products by packed weights are faster for few rows (``hlat.evaluation.next_token``)."""
 
     def __init__(self, device_type: str) -> None:
         self.device_type = device_type  # torch's name of the type

@@ -60,6 +60,7 @@ class CpuBackend(Backend):
     # Constants, because every operation of a model asks for them
     pointwise_kernels = pointwise_kernels()
     fused_attention = fused_attention()
+    packs_weights = torch.backends.mkldnn.is_available()  # oneDNN
 
     def device_count(self) -> int:
         return 1  # all processors count as one device
@@ -101,8 +102,7 @@ class CpuBackend(Backend):
     def fp32_by_onednn(self) -> bool:
         # On AMD's processors with AVX-512, MKL reaches half of oneDNN's speed (docs/notebook/speed.md).
         has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-        is_amd = processor_fields().get("vendor_id") == "AuthenticAMD"
-        return torch.backends.mkldnn.is_available() and has_avx512 and is_amd
+        return self.packs_weights and has_avx512 and processor_fields().get("vendor_id") == "AuthenticAMD"
 
     def memory_bytes(self, device: torch.device) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
