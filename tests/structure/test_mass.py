@@ -32,7 +32,7 @@ CEILINGS = {
     # corpora of several paths and formats are drafted as sources
     "draft": (490, 5300),
     # tasks that are functions
-    "evaluation": (2328, 25421),
+    "evaluation": (2406, 26362),
     # fits with ranges, judged on left-out runs; refusals, further runs, curves, conditions of a comparison;
     # losses of the run in its range; accuracies of tasks in two steps; globs, stored weights and order as conditions
     "forecast": (801, 10737),

@@ -121,3 +121,9 @@ def test_a_size_that_the_ladder_leaves_open_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(questions.LadderLaw, "read", lambda folder: law_of_fits("flops", *wide))
     with pytest.raises(PlanError, match=r"does not determine the size for 1e20 FLOPs: .* want \S+ to \S+ parameters"):
         hlat.choose_model_size(chips="p5.48xlarge", flops=1e20, ladder="runs/ladder", **RUN)
+
+
+def test_a_size_below_all_shapes_asks_for_other_flops_and_not_for_more_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions.LadderLaw, "read", lambda folder: law_of_fits("flops"))
+    with pytest.raises(PlanError, match=r"ask for other FLOPs: hlat knows shapes of \S+ to \S+; more runs do not"):
+        hlat.choose_model_size(chips="p5.48xlarge", flops=1e13, ladder="runs/ladder", **RUN)
