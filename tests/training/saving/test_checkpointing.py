@@ -1,6 +1,8 @@
 """Checkpointing: background and blocking saves are equal; a disk that fails for a while changes nothing else."""
 
+import io
 import json
+import os
 import signal
 import time
 from functools import partial
@@ -11,6 +13,8 @@ import pytest
 import torch
 
 from hlat.checkpoint.protocol.reader import open_checkpoint, resolve, verify_checkpoint
+from hlat.config import load_recipe
+from hlat.training import run
 from tests.support.commands import StartedCommand
 from tests.support.held import slow_disks_wait_for
 from tests.support.launch.launching import wait_until
@@ -220,3 +224,11 @@ def test_a_signal_while_a_save_is_waited_for_loses_nothing(recipe_file, quick, t
     assert process.wait() == 75, (tmp_path / "said").read_text()
     [end] = events_of(tmp_path / "run", "end")
     assert checkpoints_of(tmp_path / "run")[-1:] == steps(end["step"]) and end["reason"] == "SIGTERM"
+
+
+def test_a_run_in_this_process_leaves_no_copy_of_its_state(quick, recipe_file):
+    """A copy that the saver and the run share lives as long as a descriptor of it."""
+    recipe = load_recipe(str(recipe_file), [*quick, "training.steps=8", "checkpoint.every_steps=2"])
+    assert recipe.checkpoint.background
+    run(recipe, stream=io.StringIO())
+    assert not [link for link in Path("/proc/self/fd").iterdir() if "memfd:hlat" in os.path.realpath(link)]
