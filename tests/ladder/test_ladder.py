@@ -43,7 +43,7 @@ LAW = ScalingLaw(2.0, 30.0, 60.0, 0.35, 0.37)  # losses of 3 to 7 for models and
 
 @pytest.fixture
 def question(corpus: Path, tmp_path: Path) -> LadderQuestion:
-    """A ladder of three sizes and two lengths, of some hundred steps each."""
+    """A ladder of three sizes and two lengths, of some hundred steps each, and the first of them with other seeds."""
     file = tmp_path / "recipe.yaml"
     file.write_text(RECIPE.replace("PATH", str(corpus)))
     return LadderQuestion(str(file), ("run.device=cpu",), sizes=SIZES, tokens=TOKENS, to=str(tmp_path / "ladder"))
@@ -80,15 +80,16 @@ def test_the_report_has_the_law_of_the_runs_and_what_they_took(question: LadderQ
         assert run.loss == pytest.approx(LAW.loss(run.sizes["flops"], run.tokens)), "the last validation loss"
         assert run.curve[-1] == (1.0, run.loss) and len(run.curve) >= 20
         assert [at for at, _ in run.curve] == sorted({at for at, _ in run.curve}), "the trunk before a fork included"
-    trunks = [runs[0].name for runs in plan.by_size() for _ in runs]
-    assert [run.trunk for run in report.ladder.runs] == trunks, "forks share a trunk's noise"
+    trunks = [run.size if run.seed is None else run.name for run in plan.runs]
+    assert [run.trunk for run in report.ladder.runs] == trunks, "runs of a size and seed share noise"
     assert report.forecast.end.low <= report.forecast.end.loss <= report.forecast.end.high
     lines = report.lines()
     assert max(map(len, lines[:-1])) <= 80, max(lines, key=len)
     assert lines[0].split()[-2:] == ["planned", "actual"]
     assert "60 seconds" in lines[1] and "1.5 minutes" in lines[1], "both as records count, from begin to end"
     found = json.loads(json.dumps(report.to_dict()))
-    assert [run["actual_seconds"] for run in found["runs"]] == [90.0] * 6
+    assert [run["actual_seconds"] for run in found["runs"]] == [90.0] * 10
+    assert found["seed_noise"] == 0.0, "losses of the law have none"
     assert found["law"]["E"]["low"] <= found["law"]["E"]["value"] <= found["law"]["E"]["high"]
     (warning,) = report.forecast.warnings
     assert "tokens per parameter" in warning
@@ -126,13 +127,13 @@ def test_scores_of_the_last_validation_give_accuracies(question: LadderQuestion)
 
 def test_a_ladder_with_missing_runs_says_which_and_forecasts_from_five(question: LadderQuestion):
     plan = plan_ladder(question)
-    pretend(plan, 5)
+    pretend(plan, 9)
     report = LadderReport(plan, tuple(read_results(plan)))
-    assert report.missing == [plan.runs[5].name] and report.forecast is not None
-    assert any(plan.runs[5].name in text and "the law is from the other 5 runs" in text for text in report.lines())
-    shutil.rmtree(plan.folder / plan.runs[0].name)
+    assert report.missing == [plan.runs[9].name] and report.forecast is not None
+    assert any(plan.runs[9].name in text and "the law is from the other 9 runs" in text for text in report.lines())
+    shutil.rmtree(plan.folder / plan.runs[1].name)
     fewer = LadderReport(plan, tuple(read_results(plan)))
-    assert fewer.forecast is None and "no forecast: 4 finished runs" in fewer.lines()[-1]
+    assert fewer.forecast is None and "it has 4 finished runs, and needs 5" in " ".join(fewer.lines()), "and four seeds"
 
 
 def test_runs_are_started_once_each_by_size_and_a_failure_stops_only_its_trunk(
@@ -156,19 +157,19 @@ def test_runs_are_started_once_each_by_size_and_a_failure_stops_only_its_trunk(
     said = list[str]()
     results = run_ladder(plan, said.append, options=("--nproc", "2"))
     # Folders without checkpoints: no fork can be made, which is said.
-    assert [result.exit_code for result in results] == [0, 2, 3, 3, 2, 2]
+    assert [result.exit_code for result in results] == [0, 2, 0, 0, 0, 0, 3, 3, 2, 2]
     assert all(words[:5] == ["train", "--quiet", "--nproc", "2", question.recipe] for words in started)
-    assert len(started) == 3 and sum("cannot go on" in text for text in said) == 1
+    assert len(started) == 7 and sum("cannot go on" in text for text in said) == 1
     assert sum("not started: it continues" in text and "which failed" in text for text in said) == 2
-    assert any(f"without a final validation loss; see {plan.folder_of(plan.runs[4])}" in text for text in said)
+    assert any(f"without a final validation loss; see {plan.folder_of(plan.runs[8])}" in text for text in said)
     run_ladder(plan, said.append)
-    assert len(started) == 5, "finished runs are left alone"
-    assert [run.name for run in read_ladder(plan.folder).runs] == [plan.runs[0].name]
+    assert len(started) == 9, "finished runs are left alone"
+    assert [run.name for run in read_ladder(plan.folder).runs] == [plan.runs[at].name for at in (0, 2, 3, 4, 5)]
     # A fork begins with the user's words of now: those for memory may be other ones than its trunk had.
     monkeypatch.setattr(trains, "fork_run", lambda *words, **more: None)
     now = plan_ladder(replace(question, words=(*question.words, "batch.micro_batch=1")))
     run_ladder(now, said.append)
-    fork = next(words for words in started[5:] if now.words_of(now.runs[1])[-2] in words)
+    fork = next(words for words in started[9:] if now.words_of(now.runs[1])[-2] in words)
     recipe = load_recipe(fork[2], fork[3:])
     assert recipe == now.recipe_of(now.runs[1]) and recipe.batch.micro_batch == 1
 
@@ -185,8 +186,8 @@ def test_a_loss_that_is_not_finite_counts_as_missing(question: LadderQuestion, m
     assert all(math.isfinite(loss) for _, loss in results[-1].curve)
     report = LadderReport(plan, tuple(results))
     record_results(plan, results)
-    assert report.missing == [last.name] and len(read_ladder(plan.folder).runs) == 5
-    assert " nan " in report.lines()[6]
+    assert report.missing == [last.name] and len(read_ladder(plan.folder).runs) == 9
+    assert " nan " in report.lines()[10]
     monkeypatch.setattr(trains, "run_hlat", lambda *words, **more: pytest.fail("it has been trained"))
     run_ladder(plan, lambda text: None)
 
@@ -287,7 +288,7 @@ def test_a_budget_in_time_is_measured_and_kept_by_the_plan(cli, question: Ladder
     done = cli("ladder", question.recipe, *words, "--json")
     assert done.returncode == 0, done.stderr
     runs = json.loads(done.stdout)["runs"]
-    assert len(runs) == 12 and 0 < sum(run["seconds"] for run in runs) <= 3600
+    assert len(runs) == 16 and 0 < sum(run["seconds"] for run in runs) <= 3600
     assert not (tmp_path / "timed" / "design.json").exists(), "nothing is begun"
     assert not (tmp_path / "timed" / "probe").exists()
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hlat.forecast.fitting import LEAST_RUNS, LawFit, LossRange, Observation
+from hlat.forecast.fitting import LEAST_RUNS, LawFit, LossRange, Observation, count_different
 from hlat.forecast.law import FLOPS_PER_PARAMETER
 from hlat.runtime.errors import PlanError
 
@@ -46,8 +46,8 @@ def _design_problems(runs: Sequence[Observation]) -> Iterator[str]:
     broken = [run for run in runs if not all(math.isfinite(value) and value > 0 for value in run[:3])]
     if broken:
         yield f"{len(broken)} of its runs have a size, tokens or loss that is no positive number; leave them out."
-    if len(runs) < LEAST_RUNS:
-        yield f"it has {len(runs)} finished runs, and needs {LEAST_RUNS}; train {LEAST_RUNS - len(runs)} more."
+    if (count := count_different(runs)) < LEAST_RUNS:
+        yield f"it has {count} finished runs, and needs {LEAST_RUNS}; train {LEAST_RUNS - count} more."
     axes = (("sizes", [run.size for run in runs], LEAST_SIZES), ("counts of tokens", [run.tokens for run in runs],
             LEAST_TOKEN_COUNTS))  # fmt: skip
     for name, values, least in axes:

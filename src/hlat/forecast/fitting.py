@@ -9,12 +9,14 @@
 adds what is known of such laws beforehand (``_EXPECTED``), and fits again and again, to other noise and around other
 expectations, all at once: the laws found are spread as the runs leave them open (randomized maximum likelihood).
 
+Runs of one size and length differ by their seeds alone: where a ladder has some, their spread is the least noise.
 Noise and what is expected do not tell how wrong the law itself is. The ladder does: its largest runs are forecast from
 the others, and the range gets wider or narrower by how far these forecasts are off. ``benchmarks/loss_laws.py`` has
 the share of published larger runs that such ranges hold.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -37,7 +39,12 @@ class Observation(NamedTuple):
     size: float
     tokens: float
     loss: float
-    trunk: str = ""  # runs forked from one trunk share its noise; "" for a run of its own
+    trunk: str = ""  # runs of one size and seed, or forked from one trunk, share noise; "" for a run of its own
+
+
+def count_different(runs: Sequence[Observation]) -> int:
+    """Count runs, those that differ by their seeds only as one."""
+    return len({run[:2] for run in runs})
 
 
 class LossRange(NamedTuple):
@@ -60,6 +67,7 @@ class LawFit:
     error: float = 0.0  # root mean square of log(forecast / loss) of the runs left out; 0 if none were
     left_out: int = 0
     width: float = 1.0  # factor of the range, from these forecasts
+    seed_noise: float = 0.0  # standard deviation of log(loss) between seeds; 0 if no run was repeated
 
     def loss(self, size: float, tokens: float) -> LossRange:
         """Return the loss of a run of some size and tokens."""
@@ -111,7 +119,7 @@ Published alpha and beta: 0.34, 0.28 (Hoffmann et al. 2022); 0.35, 0.37 (Besirog
 """
 _SPREAD = np.array([0.25, 1.0, 1.0, 0.08, 0.08])  # standard deviations; of the exponents, twice that of those above
 _NOISE, _NOISE_RUNS = 0.003, 2.0  # of log(loss), that seeds make, and how many residuals this expectation is worth
-_SHARED = 0.5  # share of the noise's variance that forks of a trunk have in common
+_RATIO = 1.0  # of what runs of a trunk share of the noise to what they do not, at least
 _DRIFT = 0.12  # error of the law itself, as a share of the fall of log(loss) below the least one of the runs
 _LEFT_OUT = 1 / 3  # of the runs: the largest ones, forecast from the others
 _WIDTH_RUNS = 4.0  # left-out runs that a width of 1 is worth, and the most that count, since their errors are alike
@@ -128,6 +136,7 @@ class _Problem:
     outlier: float  # multiples of the noise
     expected: Array  # (problems, 5)
     certainty: Array  # (5,): 1 / variance, 0 where nothing is expected
+    unmixing: Array | None = None  # (runs, runs): leaves residuals nothing in common; None if they have nothing
 
     def residuals(self, laws: Array, logs: Array) -> tuple[Array, Array]:
         """Return residuals in multiples of the noise, and their slopes by the constants."""
@@ -136,7 +145,8 @@ class _Problem:
         total = np.logaddexp.reduce(terms)
         share = np.exp(terms - total)
         slopes = np.stack([*share, -share[1] * self.x, -share[2] * self.y], axis=-1)
-        return (total - logs) / self.noise, slopes / self.noise[..., None]
+        residuals, slopes = (total - logs) / self.noise, slopes / self.noise[..., None]
+        return (residuals, slopes) if self.unmixing is None else (residuals @ self.unmixing, self.unmixing @ slopes)
 
     def weights(self, residuals: Array) -> Array:
         return self.outlier / np.maximum(np.abs(residuals), self.outlier)
@@ -215,6 +225,16 @@ class _Runs(NamedTuple):
         return best
 
 
+def _seed_noise(runs: Sequence[Observation]) -> tuple[float, int]:
+    """Return the standard deviation of log(loss) between runs of one size and length, and its degrees of freedom."""
+    alike = defaultdict[tuple[float, float], list[float]](list)
+    for run in runs:
+        alike[run.size, run.tokens].append(math.log(run.loss))
+    squares = sum(len(logs) * float(np.var(logs)) for logs in alike.values())
+    freedom = len(runs) - len(alike)
+    return math.sqrt(squares / max(1, freedom)), freedom
+
+
 def fit_law(runs: Sequence[Observation]) -> ScalingLaw:
     """Return the law that fits some runs best; ValueError if they are fewer than five."""
     these = _Runs.of(runs)
@@ -226,21 +246,23 @@ def fit_law(runs: Sequence[Observation]) -> ScalingLaw:
 def fit_range(runs: Sequence[Observation], samples: int = 200, seed: int = 0) -> LawFit:
     """Fit the law, and as many others that the runs allow; the same runs give the same bits.
 
-    Forks of one trunk share its noise, so that they say less of the law than runs of their own.
+    Runs of one trunk share noise, so that they say less of the law than others.
     ValueError: fewer than five runs.
     """
     fit = _fitted(runs, samples, seed)
     ordered = sorted(runs, key=lambda run: run.size * run.tokens)
-    kept = max(LEAST_RUNS, len(runs) - max(1, round(len(runs) * _LEFT_OUT)))
-    if not (held := ordered[kept:]):
+    different = count_different(runs)
+    count = min(max(1, round(different * _LEFT_OUT)), different - LEAST_RUNS)
+    if count <= 0:
         return fit
-    trial = _fitted(ordered[:kept], samples, seed)
+    kept, held = ordered[:-count], ordered[-count:]
+    trial = _fitted(kept, samples, seed)
     errors = np.array([math.log(trial.law.loss(run.size, run.tokens) / run.loss) for run in held])
     ranges = np.array([trial.loss(run.size, run.tokens) for run in held])
     expected = np.log(ranges[:, 2] / ranges[:, 1]) / 2 / 1.2816  # 4 of 5 runs are within 1.28 standard deviations
     square = float(np.mean(np.minimum(np.abs(errors) / expected, _FAR) ** 2))
-    count = min(_WIDTH_RUNS, len(held))
-    width = math.sqrt((_WIDTH_RUNS + count * square) / (_WIDTH_RUNS + count))
+    weight = min(_WIDTH_RUNS, len(held))
+    width = math.sqrt((_WIDTH_RUNS + weight * square) / (_WIDTH_RUNS + weight))
     return replace(fit, error=float(np.sqrt(np.mean(errors**2))), left_out=len(held), width=width)
 
 
@@ -249,8 +271,12 @@ def _fitted(runs: Sequence[Observation], samples: int, seed: int) -> LawFit:
     expected = (_EXPECTED + np.array([these.logs.min()] * 3 + [0.0, 0.0]))[None]
     certainty = _SPREAD**-2
     laws, noise, freedom = these.starts(), _NOISE, _NOISE_RUNS
+    (between_seeds, repeats), ratio = _seed_noise(runs), _RATIO
     for _ in range(8):  # the noise follows from the law, and the law from the noise
-        problem = _Problem(these.x, these.y, np.full((1, 1), noise), _OUTLIER, expected, certainty)
+        mixing = _mixing(runs, ratio)
+        # Published ladders, by which ranges were judged without this, repeat no run.
+        unmixing: Array | None = np.asarray(np.linalg.inv(mixing), np.float64) if repeats else None
+        problem = _Problem(these.x, these.y, np.full((1, 1), noise), _OUTLIER, expected, certainty, unmixing)
         laws = these.best(problem, laws)[None]
         residuals = problem.residuals(laws, these.logs)[0]
         matrix = problem.normal(laws, these.logs)[0][0]
@@ -258,21 +284,29 @@ def _fitted(runs: Sequence[Observation], samples: int, seed: int) -> LawFit:
         freedom = max(0.0, len(runs) - used) + _NOISE_RUNS
         squares = float((problem.weights(residuals) * residuals**2).sum()) * noise**2
         noise = math.sqrt((squares + _NOISE_RUNS * _NOISE**2) / freedom)
+        # The law's term of the size follows what runs of a size have in common, so residuals show what they have not.
+        ratio = math.sqrt(max(_RATIO**2, (between_seeds / noise) ** 2 - 1))
     law = laws[0]
+    if ratio > _RATIO:
+        freedom = min(freedom, repeats)
     draw = np.random.default_rng(seed)
     noises = noise * np.sqrt(freedom / draw.chisquare(freedom, (samples, 1)))
     logs = np.logaddexp.reduce([law[0] + 0 * these.x, law[1] - law[3] * these.x, law[2] - law[4] * these.y])
-    logs = logs + noises * (draw.normal(size=(samples, len(runs))) + _shared(runs, draw, samples))
+    logs = logs + noises * (draw.normal(size=(samples, len(runs))) @ mixing)
     others = law + draw.normal(size=(samples, 5)) * _SPREAD
-    problem = _Problem(these.x, these.y, noises, _OUTLIER, others, certainty)
+    problem = _Problem(these.x, these.y, noises, _OUTLIER, others, certainty, unmixing)
     found = problem.minimize(np.repeat(laws, samples, axis=0), logs)
-    return LawFit(these.law(law), tuple(map(these.law, found)), noise, freedom, min(run.loss for run in runs))
+    whole = max(noise, between_seeds)
+    least = min(run.loss for run in runs)
+    return LawFit(these.law(law), tuple(map(these.law, found)), whole, freedom, least, seed_noise=between_seeds)
 
 
-def _shared(runs: Sequence[Observation], draw: np.random.Generator, samples: int) -> Array:
-    """Draw the noise that forks have from their trunks, in multiples of the noise of their own; (samples, runs)."""
-    # The law's term of the size takes up what the runs of a trunk have in common, so residuals show their own part.
-    trunks = list(dict.fromkeys(run.trunk for run in runs))
-    drawn = draw.normal(size=(samples, len(trunks))) * [math.sqrt(_SHARED / (1 - _SHARED)) * bool(t) for t in trunks]
-    columns: Array = drawn[:, [trunks.index(run.trunk) for run in runs]]
-    return columns
+def _mixing(runs: Sequence[Observation], ratio: float) -> Array:
+    """Return the root of the covariance of the noise, in multiples of the part that runs of a trunk do not share.
+
+    (runs, runs); ``ratio`` is that of the standard deviations of the shared and the other part.
+    """
+    shares: Array = np.array([[one.trunk == other.trunk != "" for other in runs] for one in runs], dtype=np.float64)
+    count = np.maximum(shares.sum(axis=0), 1.0)
+    mixing: Array = np.eye(len(runs)) + shares * (np.sqrt(1 + count * ratio**2) - 1) / count
+    return mixing

@@ -58,7 +58,7 @@ class LadderRun:
     tokens: int
     loss: float  # of validation, at its end, in nats per token
     curve: tuple[tuple[float, float], ...]  # validations: fraction of the run's tokens, loss; the last is the end
-    trunk: str = ""  # name of the run that it was forked from, or that was forked for others; "" for neither
+    trunk: str = ""  # the same for runs that share noise: those of one size and seed
     scores: Mapping[str, float] = field(default_factory=dict)  # of tasks at its end: TASK/acc, TASK/bits_per_byte
 
 
@@ -194,13 +194,14 @@ class Ladder:
         return tuple((one, LossRange(*row)) for one, row in zip(fractions, falling.tolist(), strict=True))
 
     def _warnings(self, sizes: Mapping[SizeKind, float], tokens: float) -> Iterator[str]:
-        beyond = sizes["flops"] * tokens / max(run.sizes["flops"] * run.tokens for run in self.runs)
+        kind = self.kind
+        beyond = sizes[kind] * tokens / max(run.sizes[kind] * run.tokens for run in self.runs)
         if beyond > FAR:
             yield (
                 f"the run takes {beyond:,.0f} times the FLOPs of the ladder's largest run; above {FAR:g} times, few "
                 "published ladders have tested such ranges"
             )
-        own, least = tokens / sizes["flops"], min(run.tokens / run.sizes["flops"] for run in self.runs)
+        own, least = tokens / sizes[kind], min(run.tokens / run.sizes[kind] for run in self.runs)
         if own * FEW_TOKENS < least:
             yield (
                 f"the run has {own:.2g} tokens per parameter, and runs of the ladder at least {least:.2g}; ten such "

@@ -14,7 +14,7 @@ from math import ceil, log
 
 from hlat.config import Problem, Recipe, RecipeError, load_recipe
 from hlat.forecast import LEAST_RUNS, Observation, check_design, sizes_of
-from hlat.ladder.planned_runs import PlannedRun, Target, before_decay, has_trunk, runs_of_size
+from hlat.ladder.planned_runs import PlannedRun, Target, before_decay, has_trunk, repeated, runs_of_size
 from hlat.ladder.record import LadderPlan
 from hlat.ladder.shapes import Shape, block_parameters, nearest, smaller_shapes
 from hlat.model import count_parameters
@@ -144,7 +144,8 @@ def candidates(target: Target, axes: Axes) -> Iterator[list[PlannedRun]]:
             _refuse_few_steps(target, shape, ratios[0])
             if (shape.name, ratios) not in known:
                 known[shape.name, ratios] = runs_of_size(target, shape, ratios)
-        yield [run for shape in shapes for run in known[shape.name, ratios]]
+        smallest, *larger = (known[shape.name, ratios] for shape in shapes)
+        yield [*smallest, *repeated(target, smallest[0]), *(run for runs in larger for run in runs)]
     if not grids:
         most = min(block_parameters(target.recipe.model) * _LARGEST, found[-1].block_parameters) / _SPREAD
         _refuse_few_steps(target, [found[0], *(one for one in found if one.block_parameters <= most)][-1], lists[0][0])

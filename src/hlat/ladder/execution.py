@@ -204,10 +204,9 @@ def ladder_of(plan: LadderPlan, results: Sequence[RungResult]) -> Ladder | None:
     for result in results:
         if result.loss is not None:
             run = result.run
-            of_size = plan.size_of(run)
             sizes = sizes_of(plan.recipe_of(run))
             curve = tuple((step / run.steps, loss) for step, loss in result.curve)
-            # Runs that go on from each other share samples and noise.
-            trunk = of_size[0].name if of_size[-1].parent is not None else ""
+            # Runs of a size and a seed share samples and first weights, and so noise, whether they are forks or not.
+            trunk = run.size if run.seed is None else run.name
             runs.append(LadderRun(run.name, sizes, run.tokens, result.loss, curve, trunk, result.scores))
     return Ladder(tuple(runs), plan.conditions) if runs else None

@@ -9,11 +9,13 @@ With the schedule wsd, a longer run goes on from the last step of the shorter on
 
 It has the bits of a run that was trained alone: up to there both had the same rates. Other schedules fall from the
 first step on, and each of their runs is trained alone.
+
+All sizes have the seed of the recipe. The cheapest run is repeated with others, for the noise that seeds make.
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from hlat.planner import peak_rate
 
 _VALIDATIONS, _LEAST_VALIDATIONS, _SAVES = 20, 5, 2  # of a run, on its way
 _LEAST_WARMUP = 0.02  # of a run: the share of a long target is too few steps of a short run
+_REPEATS = 4  # of the cheapest run
 _VALIDATION_SHARE = 0.25  # of the FLOPs of training, above which a run validates less often
 
 
@@ -57,7 +60,7 @@ class Target:
 class PlannedRun:
     """A run of a ladder, as it will be started."""
 
-    name: str  # of its folder: width x layers - steps
+    name: str  # of its folder: width x layers - steps, and its seed if that is not the recipe's
     parameters: int
     tokens: int
     steps: int
@@ -67,7 +70,13 @@ class PlannedRun:
     parent: str | None = None  # run of the same size from whose checkpoint it goes on
     first: int = 0  # step of that checkpoint
     seconds: float | None = None  # expected, of what it does itself
+    seed: int | None = None  # None: the recipe's
     outside: float = 0.0  # of these, before and after what its record shows: Python, imports, text, the model
+
+    @property
+    def size(self) -> str:
+        """Width x layers."""
+        return self.name.partition("-")[0]
 
     @property
     def own_tokens(self) -> float:
@@ -101,6 +110,15 @@ def runs_of_size(target: Target, shape: Shape, ratios: Sequence[float]) -> list[
         tokens = steps * recipe.tokens_per_step
         runs.append(PlannedRun(name, shape.parameters, tokens, steps, flops, words, validated, parent, first))
     return runs
+
+
+def repeated(target: Target, run: PlannedRun) -> list[PlannedRun]:
+    """Return a run again, with each of four other seeds."""
+    seeds = ((target.recipe.training.seed + more) % 2**63 for more in range(1, _REPEATS + 1))
+    return [
+        replace(run, name=f"{run.name}-seed{seed}", overrides=(*run.overrides, f"training.seed={seed}"), seed=seed)
+        for seed in seeds
+    ]
 
 
 def places(target: Target, folder: Path, name: str) -> tuple[str, ...]:

@@ -141,7 +141,7 @@ def _timed(
     """Draw a design whose runs take at most a time, by steps measured on the way."""
 
     def probe(run: PlannedRun) -> Speed:
-        width, layers = run.name.partition("-")[0].split("x")
+        width, layers = run.size.split("x")
         say(f"timing a few steps of a model of width {width}, {plural(int(layers), 'layer')}")
         return probe_run(target, run, folder, options)
 

@@ -30,21 +30,24 @@ class LadderPlan:
 
     target: Target
     folder: Path
-    runs: tuple[PlannedRun, ...]  # by size, then by length
+    runs: tuple[PlannedRun, ...]  # by size, then by seed, then by length
     conditions: Mapping[str, Any]  # of the recipe when the design was drawn: its length may be another one now
 
     def by_size(self) -> list[list[PlannedRun]]:
-        return [list(runs) for _, runs in groupby(self.runs, key=lambda run: run.name.partition("-")[0])]
+        return [list(runs) for _, runs in groupby(self.runs, key=lambda run: run.size)]
 
     def folder_of(self, run: PlannedRun) -> Path:
         return self.folder / run.name
 
-    def size_of(self, run: PlannedRun) -> list[PlannedRun]:
-        return next(runs for runs in self.by_size() if run in runs)
+    def trunk_of(self, run: PlannedRun) -> PlannedRun:
+        """Return the run from whose folder the forks begin that led to a run; itself if there are none."""
+        while run.parent is not None:
+            run = next(one for one in self.runs if one.name == run.parent)
+        return run
 
     def words_of(self, run: PlannedRun) -> tuple[str, ...]:
         """Overrides of the target's recipe that make it the recipe of a run."""
-        trunk = () if run.parent is None else self.size_of(run)[0].overrides
+        trunk = () if run.parent is None else self.trunk_of(run).overrides
         return (*self.target.words, *trunk, *run.overrides, *places(self.target, self.folder, run.name))
 
     def recipe_of(self, run: PlannedRun) -> Recipe:

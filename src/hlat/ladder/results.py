@@ -121,6 +121,8 @@ class LadderReport:
         yield f"loss = E + A / N^alpha + B / D^beta; N: {SIZE_WORDS[self.ladder.kind]}, D: tokens"
         for name, (value, low, high) in self.constants().items():
             yield f"  {name:5} {rounded_text(value)}, 80 % range {rounded_text(low)} to {rounded_text(high)}"
+        if seeds := self.ladder.fit.seed_noise:
+            yield f"  seeds alone move a loss by {seeds:.2%} (standard deviation)"
         recipe, end = self.plan.target.recipe, self._forecast.end
         size = f"{_count(sizes_of(recipe)['total'])} parameters on {_count(recipe.total_tokens)} tokens"
         yield f"forecast for {size}:"
@@ -167,5 +169,6 @@ class LadderReport:
             "runs": runs,
             "missing": self.missing,
             "law": law or None,
+            "seed_noise": self.ladder.fit.seed_noise if law and self.ladder else None,
             "forecast": None if self.forecast is None else asdict(self.forecast),
         }
