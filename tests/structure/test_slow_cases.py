@@ -12,6 +12,8 @@ tests/a.py
     test_gone
 tests/b.py
     test_one[0]
+tests/a.py
+    test_four
 """
 
 
@@ -22,7 +24,7 @@ def test_every_name_stands_for_a_test(request: pytest.FixtureRequest) -> None:
 
 def test_a_name_stands_for_a_function_a_case_or_a_case_of_all_functions() -> None:
     cases = read_slow_cases(LIST)
-    slow = ["test_one", "test_one[a]", "test_two[x, y]", "test_three[z]"]
+    slow = ["test_one", "test_one[a]", "test_two[x, y]", "test_three[z]", "test_four"]
     assert all(slow_names(f"tests/a.py::{name}", cases) for name in slow)
     fast = ["a.py::test_two[x]", "a.py::test_three", "b.py::test_one", "b.py::test_one[z]", "c.py::test_one"]
     assert not any(slow_names(f"tests/{name}", cases) for name in fast)

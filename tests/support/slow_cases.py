@@ -20,7 +20,7 @@ def read_slow_cases(text: str) -> dict[str, set[str]]:
             cases[file].add(line.strip())
         elif line and not line.startswith("#"):
             file = line
-            cases[file] = set()
+            cases.setdefault(file, set())
     return cases
 
 

@@ -16,6 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hlat.runtime.errors import DataError, StorageError
+from hlat.tracking import flat_fields, metrics_table
 from hlat.tracking.jsonl import JsonLines, decode_record, encode, filter_lines, from_json_value, read_records
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=True, width=64)
@@ -234,3 +235,12 @@ def test_a_writer_stopped_within_a_line_blocks_others_only_briefly(
         fcntl.flock(stopped, fcntl.LOCK_EX)
         file.append({"a": 1})
     assert read_records(path) == [{"a": 1}]
+
+
+def test_recipes_that_differ_by_an_empty_section_have_other_fields(tmp_path: Path) -> None:
+    """As by a component without options, on one host of two; records of steps have no such values."""
+    with_component, without = ({"training": {"components": one}, "seed": 1} for one in ({"a:B": {}}, {}))
+    assert flat_fields(with_component) == {"training.components.a:B": {}, "seed": 1}
+    assert flat_fields(without) == {"training.components": {}, "seed": 1}
+    (tmp_path / "metrics.jsonl").write_bytes(encode({"step": 1, "loss": 2.0, "seconds": {}}))
+    assert metrics_table(tmp_path).column_names == ["step", "loss"]

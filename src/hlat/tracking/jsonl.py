@@ -83,10 +83,10 @@ def from_json_value(value: Any) -> Any:
 
 
 def flat_fields(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested sections to values by dotted name."""
+    """Flatten nested sections to values by dotted name; an empty one is a value."""
     found: dict[str, Any] = {}
     for name, value in values.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             found |= flat_fields(value, f"{prefix}{name}.")
         else:
             found[sys.intern(prefix + name)] = value  # one text per name: files have millions of values

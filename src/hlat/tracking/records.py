@@ -243,7 +243,8 @@ def metrics_table(run: Path) -> "pa.Table":
     for number, line in enumerate(iter_records(path), start=1):
         if type(step := line.get("step")) is not int:
             raise DataError(f"{path}: record {number} has no step. Correct or delete that line.")
-        table.add(step, {name: from_json_value(value) for name, value in flat_fields(line).items()})
+        values = flat_fields(line).items()
+        table.add(step, {name: from_json_value(value) for name, value in values if type(value) is not dict})
     return table.build()
 
 
