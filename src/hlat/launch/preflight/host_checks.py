@@ -60,28 +60,6 @@ def _few_files(facts: Facts) -> str:
     return f"a process may open {facts['limit']} files, and a run of this size needs {facts['needed']}"
 
 
-HOST_CHECKS = (
-    HealthCheck(
-        "HD07",
-        "host-memory",
-        "host",
-        "End other programs, raise the limit of the job (control group, ulimit -v), or use fewer processes.",
-        measure=lambda place: {"free": place.tools.available_memory()},
-        judge=_judge_memory,
-        summary=_summary_of_memory,
-        is_quick=True,
-    ),
-    HealthCheck(
-        "HD21",
-        "open-files",
-        "host",
-        "Raise the limit: ulimit -n in the job script, LimitNOFILE= of the service that starts jobs.",
-        measure=_measure_files,
-        judge=judge_each(_few_files),
-    ),
-)
-
-
 _SHOWN_FAULTS = 3  # the newest ones of a host
 
 
@@ -89,19 +67,6 @@ def _judge_device_faults(evidence: Evidence) -> Iterator[Symptom]:
     for case in evidence.cases:
         for message in case.facts["found"][-_SHOWN_FAULTS:]:
             yield Symptom(case.node, message)
-
-
-DEVICE_FAULT_CHECKS = (
-    HealthCheck(
-        "HD30",
-        "device-faults",
-        "host",
-        "Replace the host or reboot it, as the finding says; messages of the kernel from before its last start are "
-        "gone.",
-        lambda place: {"found": device_reports()},
-        judge=_judge_device_faults,
-    ),
-)
 
 
 # Bytes per second below which a link is slow: a third of gigabit Ethernet, the slowest network in use. The usual cause
@@ -179,46 +144,6 @@ def _summary_of_links(evidence: Evidence) -> str:
     return f"links {megabytes(min(rates))} or more" if rates else ""
 
 
-NETWORK_CHECKS = (
-    HealthCheck(
-        "HD22",
-        "listen",
-        "host",
-        "Give an address of this host (--address; `ip address` lists them), or set GLOO_SOCKET_IFNAME to its "
-        "interface; choose a port that no other program uses (--port).",
-        measure=lambda place: {"wrong": place.listen_error},
-        judge=judge_wrong,
-    ),
-    HealthCheck(
-        "HD23",
-        "connections",
-        "peers",
-        "Open the ports between the hosts in firewalls and security groups, and check that the network is up.",
-        measure=_measure_connections,
-        judge=_judge_connections,
-        after=("listen", "sign-of-life"),
-    ),
-    HealthCheck(
-        "HD20",
-        "host-names",
-        "peers",
-        "Correct the names in DNS or /etc/hosts.",
-        measure=_measure_names,
-        judge=_judge_names,
-    ),
-    HealthCheck(
-        "HD24",
-        "link-rate",
-        "together",
-        "Check cables and the negotiated speed (ethtool), and that the address is in the fast network.",
-        module="links",
-        judge=_judge_links,
-        summary=_summary_of_links,
-        after=("connections", "matmul-rate"),  # a process that is slow receives slowly
-    ),
-)
-
-
 # Seconds by which clocks may differ. With NTP they agree within milliseconds, so that a second means that it does not
 # run. Runs do not depend on clocks; times in logs of several hosts, job deadlines and signatures of object stores do
 _LARGEST_OFFSET = 1.0
@@ -256,7 +181,70 @@ def _summary_of_clocks(evidence: Evidence) -> str:
     return f"clocks within {max(offsets) - min(offsets) + bound:.2g} s"
 
 
-CLOCK_CHECKS = (
+HOST_CHECKS = (
+    HealthCheck(
+        "HD07",
+        "host-memory",
+        "host",
+        "End other programs, raise the limit of the job (control group, ulimit -v), or use fewer processes.",
+        measure=lambda place: {"free": place.tools.available_memory()},
+        judge=_judge_memory,
+        summary=_summary_of_memory,
+        is_quick=True,
+    ),
+    HealthCheck(
+        "HD21",
+        "open-files",
+        "host",
+        "Raise the limit: ulimit -n in the job script, LimitNOFILE= of the service that starts jobs.",
+        measure=_measure_files,
+        judge=judge_each(_few_files),
+    ),
+    HealthCheck(
+        "HD30",
+        "device-faults",
+        "host",
+        "Replace the host or reboot it, as the finding says; messages of the kernel from before its last start are "
+        "gone.",
+        lambda place: {"found": device_reports()},
+        judge=_judge_device_faults,
+    ),
+    HealthCheck(
+        "HD22",
+        "listen",
+        "host",
+        "Give an address of this host (--address; `ip address` lists them), or set GLOO_SOCKET_IFNAME to its "
+        "interface; choose a port that no other program uses (--port).",
+        measure=lambda place: {"wrong": place.listen_error},
+        judge=judge_wrong,
+    ),
+    HealthCheck(
+        "HD23",
+        "connections",
+        "peers",
+        "Open the ports between the hosts in firewalls and security groups, and check that the network is up.",
+        measure=_measure_connections,
+        judge=_judge_connections,
+        after=("listen", "sign-of-life"),
+    ),
+    HealthCheck(
+        "HD20",
+        "host-names",
+        "peers",
+        "Correct the names in DNS or /etc/hosts.",
+        measure=_measure_names,
+        judge=_judge_names,
+    ),
+    HealthCheck(
+        "HD24",
+        "link-rate",
+        "together",
+        "Check cables and the negotiated speed (ethtool), and that the address is in the fast network.",
+        module="links",
+        judge=_judge_links,
+        summary=_summary_of_links,
+        after=("connections", "matmul-rate"),  # a process that is slow receives slowly
+    ),
     HealthCheck(
         "HD19",
         "clock-skew",

@@ -6,7 +6,7 @@
         --> PreflightReport: findings by host --> JSON, lines for people
 
 A check that others make meaningless (``HealthCheck.after``) is not judged: a host without a network gets one finding
-about its network, not six about everything that needs one. To add a group of checks, add it to ``_CHECKS``.
+about its network, not six about everything that needs one. To add a check, add it to the table of its module.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,30 +15,14 @@ from graphlib import TopologicalSorter
 from typing import Any, Self
 
 from hlat.launch.preflight.health_check import PRESENCE_CHECKS, Case, Evidence, Facts, HealthCheck, Stage, Symptom
-from hlat.launch.preflight.host_checks import CLOCK_CHECKS, DEVICE_FAULT_CHECKS, HOST_CHECKS, NETWORK_CHECKS
-from hlat.launch.preflight.rank_checks import COLLECTIVE_CHECKS, DEVICE_CHECKS, MATMUL_CHECKS, SOFTWARE_CHECKS
+from hlat.launch.preflight.host_checks import HOST_CHECKS
+from hlat.launch.preflight.rank_checks import RANK_CHECKS
 from hlat.launch.preflight.request import HostView
-from hlat.launch.preflight.run_folder_checks import INCIDENT_CHECKS, LEFTOVER_CHECKS, RUN_FOLDER_CHECKS
+from hlat.launch.preflight.run_folder_checks import RUN_FOLDER_CHECKS
 from hlat.runtime.errors import HlatError
 from hlat.runtime.terminal import TABLE_ROWS, first_of, listed, plural
 
-_CHECKS = {
-    check.name: check
-    for check in (
-        *PRESENCE_CHECKS,
-        *HOST_CHECKS,
-        *RUN_FOLDER_CHECKS,
-        *LEFTOVER_CHECKS,
-        *INCIDENT_CHECKS,
-        *DEVICE_FAULT_CHECKS,
-        *NETWORK_CHECKS,
-        *CLOCK_CHECKS,
-        *SOFTWARE_CHECKS,
-        *DEVICE_CHECKS,
-        *MATMUL_CHECKS,
-        *COLLECTIVE_CHECKS,
-    )
-}
+_CHECKS = {check.name: check for check in (*PRESENCE_CHECKS, *HOST_CHECKS, *RUN_FOLDER_CHECKS, *RANK_CHECKS)}
 CHECKS = tuple(
     _CHECKS[name] for name in TopologicalSorter({name: one.after for name, one in _CHECKS.items()}).static_order()
 )

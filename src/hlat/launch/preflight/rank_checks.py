@@ -74,36 +74,6 @@ def _judge_recipe(evidence: Evidence) -> Iterator[Symptom]:
         yield Symptom(node, listed(lines, _MAX_SHOWN, "; "))
 
 
-SOFTWARE_CHECKS = (
-    HealthCheck(
-        "HD04",
-        "software-equal",
-        "rank",
-        "Install the same versions on all hosts (one image, one environment on a shared disk), and the same driver.",
-        module="software",
-        judge=_judge_versions,
-        summary=_summary_of_versions,
-    ),
-    HealthCheck(
-        "HD05",
-        "code-equal",
-        "rank",
-        "Use the same installation of hlat on all hosts; PYTHONPATH may name another one there.",
-        module="software",
-        judge=_judge_code,
-        after=("software-equal",),
-    ),
-    HealthCheck(
-        "HD06",
-        "recipe-equal",
-        "host",
-        "Give every host the same recipe file and overrides, from a disk that all share.",
-        measure=_measure_recipe,
-        judge=_judge_recipe,
-    ),
-)
-
-
 # Share of a device's memory that other processes may use before this one has allocated anything. A driver keeps up to
 # about 1 GiB for itself and contexts of monitoring tools; a rank of a run takes most of it
 _USED_SHARE = 0.1
@@ -129,41 +99,6 @@ def _used_by_others(facts: Facts) -> str:
     used, total = float(facts["total"]) - float(facts["free"]), float(facts["total"])
     text = f"{gibibytes(used)} of the device's {gibibytes(total)} are used by other processes"
     return text if used > _USED_SHARE * total else ""
-
-
-DEVICE_CHECKS = (
-    HealthCheck(
-        "HD03",
-        "device-visible",
-        "rank",
-        "Look at the driver and its tool (nvidia-smi, neuron-ls), the devices that the scheduler gave to the job, and "
-        "the build of torch.",
-        module="device",
-        summary=_summary_of_devices,
-        is_quick=True,
-    ),
-    HealthCheck(
-        "HD28",
-        "device-in-use",
-        "rank",
-        "End the processes that use the device (nvidia-smi and neuron-top list them), or use another host.",
-        module="memory",
-        judge=judge_each(_used_by_others),
-        after=("device-visible",),
-        is_quick=True,
-    ),
-    HealthCheck(
-        "HD08",
-        "device-memory",
-        "rank",
-        "Use more devices or more parallelism, activation checkpointing, or a smaller micro-batch: hlat rehearse shows "
-        "the bytes.",
-        module="memory",
-        judge=_judge_device_memory,
-        after=("device-visible", "device-in-use"),
-        is_quick=True,
-    ),
-)
 
 
 # Share of the usual rate below which a device is slow: equal ones differ by a few percent (power, temperature)
@@ -229,31 +164,6 @@ def _summary_of_product_rates(evidence: Evidence) -> str:
 
 def _tera(flops: float) -> str:
     return f"{flops / 1e12:.3g} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:.3g} GFLOP/s"
-
-
-MATMUL_CHECKS = (
-    HealthCheck(
-        "HD09",
-        "matmul-result",
-        "rank",
-        "The device computes wrong results: take the host out of service and have it tested.",
-        module="matmul",
-        judge=_judge_products,
-        after=("device-visible",),
-        is_quick=True,
-    ),
-    HealthCheck(
-        "HD10",
-        "matmul-rate",
-        "together",
-        "Look for other programs on the host, for throttling (power cap, temperature, clock), and for a device in a "
-        "lower power state.",
-        module="matmul_rate",
-        judge=_judge_product_rates,
-        summary=_summary_of_product_rates,
-        after=("device-visible", "matmul-result"),
-    ),
-)
 
 
 # Share of the usual rate of equal groups below which a group is slow. Groups run at the same time and share the same
@@ -324,7 +234,85 @@ def axis_groups(plan: Facts, world: int) -> dict[str, list[list[int]]]:
     return groups if groups and fits and complete else {"all ranks": [list(range(world))]}
 
 
-COLLECTIVE_CHECKS = (
+RANK_CHECKS = (
+    HealthCheck(
+        "HD04",
+        "software-equal",
+        "rank",
+        "Install the same versions on all hosts (one image, one environment on a shared disk), and the same driver.",
+        module="software",
+        judge=_judge_versions,
+        summary=_summary_of_versions,
+    ),
+    HealthCheck(
+        "HD05",
+        "code-equal",
+        "rank",
+        "Use the same installation of hlat on all hosts; PYTHONPATH may name another one there.",
+        module="software",
+        judge=_judge_code,
+        after=("software-equal",),
+    ),
+    HealthCheck(
+        "HD06",
+        "recipe-equal",
+        "host",
+        "Give every host the same recipe file and overrides, from a disk that all share.",
+        measure=_measure_recipe,
+        judge=_judge_recipe,
+    ),
+    HealthCheck(
+        "HD03",
+        "device-visible",
+        "rank",
+        "Look at the driver and its tool (nvidia-smi, neuron-ls), the devices that the scheduler gave to the job, and "
+        "the build of torch.",
+        module="device",
+        summary=_summary_of_devices,
+        is_quick=True,
+    ),
+    HealthCheck(
+        "HD28",
+        "device-in-use",
+        "rank",
+        "End the processes that use the device (nvidia-smi and neuron-top list them), or use another host.",
+        module="memory",
+        judge=judge_each(_used_by_others),
+        after=("device-visible",),
+        is_quick=True,
+    ),
+    HealthCheck(
+        "HD08",
+        "device-memory",
+        "rank",
+        "Use more devices or more parallelism, activation checkpointing, or a smaller micro-batch: hlat rehearse shows "
+        "the bytes.",
+        module="memory",
+        judge=_judge_device_memory,
+        after=("device-visible", "device-in-use"),
+        is_quick=True,
+    ),
+    HealthCheck(
+        "HD09",
+        "matmul-result",
+        "rank",
+        "The device computes wrong results: take the host out of service and have it tested.",
+        module="matmul",
+        judge=_judge_products,
+        after=("device-visible",),
+        is_quick=True,
+    ),
+    HealthCheck(
+        "HD10",
+        "matmul-rate",
+        "together",
+        "Look for other programs on the host, for throttling (power cap, temperature, clock), and for a device in a "
+        "lower power state.",
+        module="matmul_rate",
+        judge=_judge_product_rates,
+        summary=_summary_of_product_rates,
+        after=("device-visible", "matmul-result"),
+    ),
     HealthCheck(
         "HD11",
         "collective-results",

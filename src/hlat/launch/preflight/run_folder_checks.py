@@ -154,59 +154,6 @@ def _measure_sharing(place: HostView) -> Facts:
     return {"wrong": "a file that host 0 has locked could be locked here: locks are not shared between hosts"}
 
 
-RUN_FOLDER_CHECKS = (
-    HealthCheck(
-        "HD14",
-        "run-folder-writable",
-        "host",
-        "Mount the file system for writing, give the user permission, or choose another run.dir.",
-        measure=_measure_writing,
-        judge=judge_each(_not_written),
-        is_quick=True,
-    ),
-    HealthCheck(
-        "HD15",
-        "run-folder-space",
-        "host",
-        "Free space, raise the quota, keep fewer checkpoints (checkpoint.keep_last), or choose another run.dir.",
-        measure=_measure_space,
-        judge=_judge_space,
-        after=("run-folder-writable",),
-        is_quick=True,
-    ),
-    HealthCheck(
-        "HD16",
-        "run-folder-locks",
-        "host",
-        "Mount the file system with locks (NFS: without nolock; Lustre: with flock), or choose another run.dir.",
-        measure=_in_folder(_try_locks, {"wrong": ""}),
-        judge=judge_wrong,
-        after=("run-folder-writable",),
-        is_quick=True,
-    ),
-    HealthCheck(
-        "HD17",
-        "run-folder-speed",
-        "host",
-        "Choose a faster disk for run.dir, or look for the load on this one.",
-        measure=_in_folder(_try_speed, {}),
-        judge=judge_each(_slow_disk),
-        summary=_summary_of_speed,
-        after=("run-folder-writable", "run-folder-space"),
-    ),
-    HealthCheck(
-        "HD18",
-        "run-folder-shared",
-        "peers",
-        "Set run.dir to a folder on a file system that all hosts mount under the same path, with locks that work "
-        "across hosts (NFS: without local_lock; Lustre: with flock, not localflock).",
-        measure=_measure_sharing,
-        judge=judge_wrong,
-        after=("run-folder-locks",),
-    ),
-)
-
-
 _PROC = Path("/proc")
 _MAX_RANKS = 64  # heartbeats of a folder that are read
 
@@ -311,43 +258,6 @@ def _is_beating(folder: Path) -> bool:
     return any(beat is not None and is_running(beat.pid) for beat in beats)
 
 
-LEFTOVER_CHECKS = (
-    HealthCheck(
-        "HD25",
-        "leftover-processes",
-        "host",
-        "Wait until they have saved, or end them: kill PID, then kill -9 PID.",
-        measure=_measure_processes,
-        judge=judge_each(_leftover_processes),
-        is_quick=True,
-    ),
-    HealthCheck(
-        "HD26",
-        "run-lock",
-        "host",
-        "Wait for that run, end it, or choose another run.name or run.dir.",
-        measure=_measure_run_lock,
-        judge=_judge_run_lock,
-        after=("leftover-processes", "run-folder-locks"),
-        is_quick=True,
-    ),
-    HealthCheck(
-        "HD27",
-        "stale-heartbeats",
-        "host",
-        "Remove the folders: nothing reads them any more.",
-        measure=_measure_heartbeats,
-        judge=judge_each(
-            lambda facts: (
-                facts["found"] and f"folders of heartbeats were left by an earlier run: {', '.join(facts['found'][:3])}"
-            ),
-            is_warning=True,
-        ),
-        is_quick=True,
-    ),
-)
-
-
 _BLAMED_KINDS = ("host", "hang", "signal")  # not errors that a process has reported: the program's, or of a peer
 _DAY = 86400.0
 _OFTEN = 2  # incidents
@@ -394,7 +304,89 @@ def _judge_incidents(evidence: Evidence) -> Iterator[Symptom]:
             yield Symptom(case.node, message, is_warning=len(counts) == 1)
 
 
-INCIDENT_CHECKS = (
+RUN_FOLDER_CHECKS = (
+    HealthCheck(
+        "HD14",
+        "run-folder-writable",
+        "host",
+        "Mount the file system for writing, give the user permission, or choose another run.dir.",
+        measure=_measure_writing,
+        judge=judge_each(_not_written),
+        is_quick=True,
+    ),
+    HealthCheck(
+        "HD15",
+        "run-folder-space",
+        "host",
+        "Free space, raise the quota, keep fewer checkpoints (checkpoint.keep_last), or choose another run.dir.",
+        measure=_measure_space,
+        judge=_judge_space,
+        after=("run-folder-writable",),
+        is_quick=True,
+    ),
+    HealthCheck(
+        "HD16",
+        "run-folder-locks",
+        "host",
+        "Mount the file system with locks (NFS: without nolock; Lustre: with flock), or choose another run.dir.",
+        measure=_in_folder(_try_locks, {"wrong": ""}),
+        judge=judge_wrong,
+        after=("run-folder-writable",),
+        is_quick=True,
+    ),
+    HealthCheck(
+        "HD17",
+        "run-folder-speed",
+        "host",
+        "Choose a faster disk for run.dir, or look for the load on this one.",
+        measure=_in_folder(_try_speed, {}),
+        judge=judge_each(_slow_disk),
+        summary=_summary_of_speed,
+        after=("run-folder-writable", "run-folder-space"),
+    ),
+    HealthCheck(
+        "HD18",
+        "run-folder-shared",
+        "peers",
+        "Set run.dir to a folder on a file system that all hosts mount under the same path, with locks that work "
+        "across hosts (NFS: without local_lock; Lustre: with flock, not localflock).",
+        measure=_measure_sharing,
+        judge=judge_wrong,
+        after=("run-folder-locks",),
+    ),
+    HealthCheck(
+        "HD25",
+        "leftover-processes",
+        "host",
+        "Wait until they have saved, or end them: kill PID, then kill -9 PID.",
+        measure=_measure_processes,
+        judge=judge_each(_leftover_processes),
+        is_quick=True,
+    ),
+    HealthCheck(
+        "HD26",
+        "run-lock",
+        "host",
+        "Wait for that run, end it, or choose another run.name or run.dir.",
+        measure=_measure_run_lock,
+        judge=_judge_run_lock,
+        after=("leftover-processes", "run-folder-locks"),
+        is_quick=True,
+    ),
+    HealthCheck(
+        "HD27",
+        "stale-heartbeats",
+        "host",
+        "Remove the folders: nothing reads them any more.",
+        measure=_measure_heartbeats,
+        judge=judge_each(
+            lambda facts: (
+                facts["found"] and f"folders of heartbeats were left by an earlier run: {', '.join(facts['found'][:3])}"
+            ),
+            is_warning=True,
+        ),
+        is_quick=True,
+    ),
     HealthCheck(
         "HD29",
         "earlier-incidents",
