@@ -18,15 +18,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def follow_orders(world: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Answers of a rank process of the doctor to its two orders."""
-    from hlat.launch.preflight.rank_measurements import RankTools  # noqa: PLC0415
     from hlat.launch.preflight.rank_program import alone, together  # noqa: PLC0415
 
     rank = int(os.environ.get("RANK", "0"))
     order = {"device": "neuron", "rank": rank, "local_rank": rank, "nproc": world, "world": world, "folder": "."}
     order |= {"environment": {}, "groups": {"all ranks": [list(range(world))]} if world > 1 else {}}
     answers: tuple[list[dict[str, Any]], list[dict[str, Any]]] = [], []
-    alone(order | {"modules": modules_of("rank")}, RankTools(), answers[0].append)
-    together(order | {"modules": [], "rank_modules": modules_of("rank")}, RankTools(), answers[1].append)
+    alone(order | {"modules": modules_of("rank")}, answers[0].append)
+    together(order | {"modules": [], "rank_modules": modules_of("rank")}, answers[1].append)
     return answers
 
 

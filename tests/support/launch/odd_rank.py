@@ -8,14 +8,17 @@ from collections.abc import Callable
 import torch
 
 from hlat.launch.preflight import rank_program
-from hlat.launch.preflight.rank_measurements import RankTools
 from hlat.runtime.helper_process import Channel
 
 
-def flipped(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Multiply, and flip the lowest bit of the mantissa of one element."""
-    product = torch.mm(left, right)
-    product.view(torch.int32)[17, 4] ^= 1
+multiply, now = torch.mm, time.time
+
+
+def flipped(left: torch.Tensor, right: torch.Tensor, **options: torch.Tensor) -> torch.Tensor:
+    """Multiply, and flip the lowest bit of the mantissa of one element, but where only the rate is measured."""
+    product = multiply(left, right, **options)
+    if not options:
+        product.view(torch.int32)[17, 4] ^= 1
     return product
 
 
@@ -32,18 +35,20 @@ def stop_now_and_then() -> None:
     os._exit(0)
 
 
-def follow(channel: Channel, together: Callable[..., object], tools: RankTools | None = None) -> None:
+def follow(channel: Channel, together: Callable[..., object]) -> None:
     """Follow orders, the one to measure together by a function."""
     rank_program.ORDERS["together"] = together
-    rank_program.follow_orders(channel, tools)
+    rank_program.follow_orders(channel)
 
 
 def flip(channel: Channel) -> None:
-    follow(channel, rank_program.together, RankTools(product=flipped))
+    torch.mm = flipped
+    rank_program.follow_orders(channel)
 
 
 def ahead(channel: Channel) -> None:
-    follow(channel, rank_program.together, RankTools(clock=lambda: time.time() + 30))
+    time.time = lambda: now() + 30
+    rank_program.follow_orders(channel)
 
 
 def slow(channel: Channel) -> None:

@@ -1,6 +1,6 @@
 """Measurements of a rank process, for the checks of ``rank_checks``: each function returns facts, as JSON values.
 
-    RankPlace (device, rank, tools, all processes once they have joined)
+    RankPlace (device, rank, all processes once they have joined)
         device, memory   its name, after an allocation; free and total bytes
         software         versions of libraries and driver, hash of hlat's source files
         matmul           integers: exact in float32, whatever the order of the sums --> compared with numpy, on the host
@@ -34,20 +34,11 @@ from hlat.runtime.distributed.join import code_identity, device_group
 
 
 @dataclass(frozen=True)
-class RankTools:
-    """Functions of torch that checks of a process use."""
-
-    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch.mm
-    clock: Callable[[], float] = time.time  # seconds since 1970
-
-
-@dataclass(frozen=True)
 class RankPlace:
-    """The process that measures: device, tools, and the other processes once they have joined."""
+    """The process that measures: its device, and the other processes once they have joined."""
 
     device: torch.device
     rank: int
-    tools: RankTools = RankTools()
     ranks: HostGroup = field(default_factory=HostGroup)  # all processes, once they have joined
     nproc: int = 1  # processes per host
     # groups of ranks by axis, once they have joined
@@ -94,7 +85,7 @@ def measure_products(place: RankPlace) -> Facts:
     left = values.to(place.device)
     right = left.t().contiguous()
     hashes = [
-        hashlib.blake2b(place.tools.product(left, right).cpu().numpy().tobytes(), digest_size=8).hexdigest()
+        hashlib.blake2b(torch.mm(left, right).cpu().numpy().tobytes(), digest_size=8).hexdigest()
         for _ in range(_PRODUCT_REPEATS)
     ]
     return {"wrong": _wrong_element(place), "hashes": hashes, "kind": device_kind(place.device)}
@@ -104,7 +95,7 @@ def _wrong_element(place: RankPlace) -> dict[str, int | float] | None:
     index = np.arange(_EXACT_SIZE * _EXACT_SIZE, dtype=np.int64).reshape(_EXACT_SIZE, _EXACT_SIZE)
     left, right = index * 7 % 9 - 4, index * 5 % 7 - 3
     expected = left @ right  # integers: numpy adds them without a floating-point library
-    product = place.tools.product(
+    product = torch.mm(
         torch.from_numpy(left).to(place.device, torch.float32), torch.from_numpy(right).to(place.device, torch.float32)
     )
     found = product.cpu().numpy()
@@ -150,11 +141,14 @@ def measure_product_rate(place: RankPlace) -> Facts:
         rates = place.ranks.all_gather(best)
         if min(rates) > _SLOW_SHARE * max(rates):
             break
-    name = str(dtype).removeprefix("torch.")
     peak = published_flops(place.device, dtype)
-    published = None if peak is None else peak.value
-    facts = {"flops": best, "peak": published, "dtype": name, "kind": device_kind(place.device)}
-    return {**facts, "shared": backend_of(place.device).is_shared}
+    return {
+        "flops": best,
+        "peak": None if peak is None else peak.value,
+        "dtype": str(dtype).removeprefix("torch."),
+        "kind": device_kind(place.device),
+        "shared": backend_of(place.device).is_shared,
+    }
 
 
 def _sustained_flops(device: torch.device, dtype: torch.dtype, size: int) -> float:
@@ -255,10 +249,10 @@ def measure_clock(place: RankPlace) -> Facts:
     """Return the seconds by which this clock is ahead of rank 0's, and the bound of the error."""
     best = (0.0, float("inf"))
     for _ in range(_CLOCK_REPEATS):
-        begin = place.tools.clock()
+        begin = time.time()
         place.ranks.barrier()  # rank 0 reads its clock after that, and before this process receives the reading
-        first = place.ranks.all_gather(place.tools.clock())[0]
-        half = (place.tools.clock() - begin) / 2
+        first = place.ranks.all_gather(time.time())[0]
+        half = (time.time() - begin) / 2
         best = min(best, (begin + half - first, half), key=lambda found: found[1])
     return {"offset": best[0], "error_bound": best[1]}
 

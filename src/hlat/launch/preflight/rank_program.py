@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from hlat.config import Recipe
-from hlat.launch.preflight.rank_measurements import MEASUREMENTS, RankPlace, RankTools
+from hlat.launch.preflight.rank_measurements import MEASUREMENTS, RankPlace
 from hlat.runtime.backend.device import configure_numerics, find_device_type, select_device
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.distributed.join import joined_run
@@ -30,16 +30,16 @@ Answer = Callable[[dict[str, Any]], None]
 _WITHOUT_DEVICE = ("software",)  # modules of the stage rank that use no device
 
 
-def follow_orders(channel: Channel, tools: RankTools | None = None) -> None:
-    """Follow orders until the parent ends this process; None measures with torch's functions."""
+def follow_orders(channel: Channel) -> None:
+    """Follow orders until the parent ends this process."""
     torch.set_grad_enabled(False)
     while True:
         order, _ = channel.receive()
-        ORDERS[order["order"]](order, tools or RankTools(), channel.send)
+        ORDERS[order["order"]](order, channel.send)
         channel.send({"done": True})
 
 
-def alone(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
+def alone(order: dict[str, Any], answer: Answer) -> None:
     """Measure in this process alone."""
     here, modules = RankInfo(order["local_rank"], order["nproc"], order["local_rank"]), order["modules"]
     try:
@@ -58,16 +58,16 @@ def alone(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
         plan = import_module("hlat.launch.preflight.recipe_needs")  # imports all of parallelism: one process does it
         recipe = Recipe.model_validate(order["recipe"])
         answer({"plan": plan.plan_needs(recipe, order["world"], device)})
-    _measure(modules, RankPlace(device, order["rank"], tools), answer)
+    _measure(modules, RankPlace(device, order["rank"]), answer)
 
 
-def together(order: dict[str, Any], tools: RankTools, answer: Answer) -> None:
+def together(order: dict[str, Any], answer: Answer) -> None:
     """Join the other processes, and measure with them."""
     os.environ.update(order["environment"])
     answer({"begin": "joining"})
     try:
         with joined_run(order["device"], folder=Path(order["folder"])) as runtime:
-            place = RankPlace(runtime.device, runtime.rank, tools, runtime.ranks, order["nproc"], order["groups"])
+            place = RankPlace(runtime.device, runtime.rank, runtime.ranks, order["nproc"], order["groups"])
             is_new = _joins_first(runtime.device.type, order["world"])
             of_device = [each for each in order["rank_modules"] if is_new and each not in _WITHOUT_DEVICE]
             for module in [*of_device, *order["modules"]]:
@@ -96,4 +96,4 @@ def _one_line(error: Exception) -> str:
     return (str(error).strip().partition("\n")[0] or type(error).__name__).rstrip(".")
 
 
-ORDERS: dict[str, Callable[[dict[str, Any], RankTools, Answer], None]] = {"alone": alone, "together": together}
+ORDERS: dict[str, Callable[[dict[str, Any], Answer], None]] = {"alone": alone, "together": together}
