@@ -280,7 +280,7 @@ def test_heartbeats_of_an_ended_process_of_this_run_are_a_warning(tmp_path: Path
 
 
 def test_a_recipe_that_differs_is_named_with_its_fields():
-    same = {"fields": {"training.steps": 10, "run.name": "a"}, "wrong": "", "given": True}
+    same = {"fields": {"training.steps": 10, "run.name": "a"}, "wrong": ""}
     other = {**same, "fields": {"training.steps": 20, "run.name": "a"}}
     assert symptoms("recipe-equal", [same, other, same]) == [(1, "training.steps is 20, and 10 on the other hosts")]
 
@@ -290,9 +290,9 @@ def test_a_recipe_that_differs_is_named_with_its_fields():
 
 def test_a_check_that_another_makes_meaningless_is_skipped_and_a_failed_measurement_is_a_finding():
     gathered = Gathered({0: "a", 1: "b"}, 1)
-    gathered.add(BY_NAME["connections"], 0, None, {"failed": [[1, "timed out"]]})
-    gathered.add(BY_NAME["link-rate"], 0, None, {"rates": [[1, 1.0]]})
-    gathered.add(BY_NAME["host-memory"], 1, None, {"error": "cannot be read"})
+    gathered.add("connections", 0, None, {"failed": [[1, "timed out"]]})
+    gathered.add("link-rate", 0, None, {"rates": [[1, 1.0]]})
+    gathered.add("host-memory", 1, None, {"error": "cannot be read"})
     report = judge(gathered, 2, 1.0)
     assert [(finding.name, finding.host, finding.message) for finding in report.findings] == [
         ("host-memory", "b", "cannot be read"),
@@ -304,7 +304,7 @@ def test_a_check_that_another_makes_meaningless_is_skipped_and_a_failed_measurem
 
 def test_warnings_leave_a_host_healthy():
     gathered = Gathered({0: "a"}, 1)
-    gathered.add(BY_NAME["host-names"], 0, None, {"wrong": [], "unknown": ["x"]})
+    gathered.add("host-names", 0, None, {"wrong": [], "unknown": ["x"]})
     report = judge(gathered, 1, 1.0)
     assert report.ok and len(report.findings) == 1 and next(iter(report.lines())).startswith("warning HD20")
     assert type(report).from_dict(report.to_dict()) == report

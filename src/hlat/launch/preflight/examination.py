@@ -52,7 +52,9 @@ class _Examination:
     def __init__(self, request: PreflightRequest, tools: HostTools, work: str) -> None:
         self._request, self._tools, self._work = request, tools, work
         self._began = time.monotonic()
-        self._gathered = Gathered({request.node: request.name}, request.nproc, links=_published_links(request))
+        cluster = request.cluster
+        links = {} if cluster is None else {"device": cluster.link_rate, "host": cluster.network_rate}
+        self._gathered = Gathered({request.node: request.name}, request.nproc, links=links)
         self._limit = request.options.patience
         self._kept = existing_part(request.run_dir)  # the rest of the path is removed at the end
 
@@ -241,12 +243,6 @@ def _free_port(address: str) -> int:
     with suppress(OSError), socket.create_server((address, 0)) as listener:
         return int(listener.getsockname()[1])
     return 0
-
-
-def _published_links(request: PreflightRequest) -> dict[str, float]:
-    if request.cluster is None:
-        return {}
-    return {"device": request.cluster.link_rate, "host": request.cluster.network_rate}
 
 
 _CORES_PER_PROCESS = 2  # cores of this machine per process: importing torch takes most of the time, and a core

@@ -127,7 +127,7 @@ PRESENCE_CHECKS = (
         "meeting",
         "Start the same command on that host, with its own --node; look there for its error message; check that "
         "run.dir is on a file system that all hosts share. --wait gives hosts more time.",
-        judge=judge_each(lambda facts: str(facts["trouble"])),
+        judge=judge_wrong,
     ),
     HealthCheck(
         "HD02",
@@ -135,7 +135,7 @@ PRESENCE_CHECKS = (
         "meeting",
         "Run the command on that host alone (--nodes 1) and read the process's message; a process that was killed may "
         "have been out of memory.",
-        judge=judge_each(lambda facts: str(facts["trouble"])),
+        judge=judge_wrong,
         after=("sign-of-life", "host-memory"),
     ),
     HealthCheck(
@@ -144,7 +144,7 @@ PRESENCE_CHECKS = (
         "meeting",
         "Check the network between the hosts: the interface named by GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, and "
         "firewalls, which have to leave all ports between the hosts open.",
-        judge=judge_each(lambda facts: str(facts["trouble"])),
+        judge=judge_wrong,
         after=("sign-of-life", "rank-processes", "connections", "device-visible", "host-memory"),
     ),
 )

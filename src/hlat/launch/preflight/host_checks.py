@@ -49,9 +49,9 @@ def _summary_of_memory(evidence: Evidence) -> str:
 
 
 def _measure_files(place: HostView) -> Facts:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _OPEN_FILES + _OPEN_FILES_PER_RANK * place.request.world
-    return {"limit": soft, "most": hard, "needed": needed, "unlimited": soft == resource.RLIM_INFINITY}
+    return {"limit": soft, "needed": needed, "unlimited": soft == resource.RLIM_INFINITY}
 
 
 def _few_files(facts: Facts) -> str:

@@ -164,20 +164,13 @@ class PreflightReport:
 
 
 def _host_json(host: ExaminedHost) -> dict[str, Any]:
-    found: dict[str, list[Finding]] = {}
-    for finding in host.findings:
-        found.setdefault(finding.id, []).append(finding)
     names = {**dict(host.checks), **{finding.id: finding.name for finding in host.findings}}
-    checks = [
-        {
-            "id": number,
-            "name": name,
-            "ok": all(finding.is_warning for finding in found.get(number, ())),
-            "message": "; ".join(finding.message for finding in found.get(number, ())),
-            "remedy": next((finding.remedy for finding in found.get(number, ())), ""),
-        }
-        for number, name in sorted(names.items())
-    ]
+    checks = []
+    for number, name in sorted(names.items()):
+        found = [finding for finding in host.findings if finding.id == number]
+        ok, message = all(finding.is_warning for finding in found), "; ".join(finding.message for finding in found)
+        remedy = found[0].remedy if found else ""
+        checks.append({"id": number, "name": name, "ok": ok, "message": message, "remedy": remedy})
     return {"host": host.name, "ok": host.ok, "checks": checks}
 
 
@@ -201,13 +194,12 @@ class Gathered:
     links: Mapping[str, float] = field(default_factory=dict)  # published rates between devices
     cases: dict[str, list[Case]] = field(default_factory=dict)  # facts by check
 
-    def add(self, check: HealthCheck, node: int, rank: int | None, facts: Facts) -> None:
-        self.cases.setdefault(check.name, []).append(Case(node, rank, facts))
+    def add(self, name: str, node: int, rank: int | None, facts: Facts) -> None:
+        self.cases.setdefault(name, []).append(Case(node, rank, facts))
 
     def add_host(self, node: int, facts: Mapping[str, Facts]) -> None:
-        for check in CHECKS:
-            if check.name in facts:
-                self.add(check, node, None, facts[check.name])
+        for name, found in facts.items():
+            self.add(name, node, None, found)
 
     def add_rank(self, node: int, rank: int, found: Facts, stage: Stage) -> None:
         """Add facts of a rank process of a stage, as ``RankProcesses.ask`` returns them."""
@@ -218,11 +210,11 @@ class Gathered:
         self.plan.update(found["plan"])
         for check in CHECKS:  # checks of a device run in another stage where processes join first
             if check.module in found["modules"]:
-                self.add(check, node, rank, found["modules"][check.module])
+                self.add(check.name, node, rank, found["modules"][check.module])
 
     def add_trouble(self, name: str, node: int, rank: int | None, text: str) -> None:
         """Add trouble of the examination itself, for the checks of the stage meeting."""
-        self.cases.setdefault(name, []).append(Case(node, rank, {"trouble": text}))
+        self.add(name, node, rank, {"wrong": text})
 
 
 def judge(gathered: Gathered, ranks: int, seconds: float, checks: Sequence[HealthCheck] = CHECKS) -> PreflightReport:
@@ -232,12 +224,15 @@ def judge(gathered: Gathered, ranks: int, seconds: float, checks: Sequence[Healt
     skipped, measured = [], []
     for check in checks:
         reasons = [name for name in check.after if any(not symptom.is_warning for symptom in found.get(name, ()))]
-        evidence = _evidence(gathered, check)
+        cases = gathered.cases.get(check.name, [])
+        measured_cases = tuple(case for case in cases if "error" not in case.facts)
+        evidence = Evidence(measured_cases, gathered.hosts, gathered.nproc, gathered.plan, gathered.links)
         if reasons:
             skipped.append((check.id, f"not judged, because of {', '.join(reasons)}"))
-        elif check.stage == "meeting" or evidence.cases or gathered.cases.get(check.name):
+        elif check.stage == "meeting" or cases:
             judged.append(check)
-            found[check.name] = [*_errors(gathered, check), *check.judge(evidence)]
+            errors = [Symptom(case.node, case.facts["error"], case.rank) for case in cases if "error" in case.facts]
+            found[check.name] = [*errors, *check.judge(evidence)]
             if summary := check.summary(evidence):
                 measured.append(summary)
         else:
@@ -253,19 +248,6 @@ def judge(gathered: Gathered, ranks: int, seconds: float, checks: Sequence[Healt
         for node, name in sorted(gathered.hosts.items())
     )
     return PreflightReport(hosts, tuple(measured), tuple(skipped), ranks, seconds)
-
-
-def _evidence(gathered: Gathered, check: HealthCheck) -> Evidence:
-    """Facts of the places where a check could measure."""
-    cases = tuple(case for case in gathered.cases.get(check.name, ()) if "error" not in case.facts)
-    return Evidence(cases, gathered.hosts, gathered.nproc, gathered.plan, gathered.links)
-
-
-def _errors(gathered: Gathered, check: HealthCheck) -> Iterable[Symptom]:
-    """Symptoms of the places where a check could not measure."""
-    for case in gathered.cases.get(check.name, ()):
-        if "error" in case.facts:
-            yield Symptom(case.node, case.facts["error"], case.rank)
 
 
 def _findings(

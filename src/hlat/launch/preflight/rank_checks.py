@@ -7,7 +7,7 @@ collectives   over each axis of the layout: results, and rate against the catalo
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from statistics import median_high
 from typing import Any
 
@@ -60,7 +60,7 @@ def _judge_code(evidence: Evidence) -> Iterator[Symptom]:
 def _measure_recipe(place: HostView) -> Facts:
     recipe, error = place.request.recipe, place.request.recipe_error
     fields = {} if recipe is None else flat_fields(recipe.model_dump(mode="json"))
-    return {"fields": fields, "wrong": error, "given": recipe is not None or bool(error)}
+    return {"fields": fields, "wrong": error}
 
 
 def _judge_recipe(evidence: Evidence) -> Iterator[Symptom]:
@@ -80,8 +80,7 @@ _USED_SHARE = 0.1
 
 
 def _summary_of_devices(evidence: Evidence) -> str:
-    kinds = dict.fromkeys(case.facts["device"] for case in evidence.cases)
-    return ", ".join(kinds)
+    return ", ".join(dict.fromkeys(case.facts["device"] for case in evidence.cases))
 
 
 def _judge_device_memory(evidence: Evidence) -> Iterator[Symptom]:
@@ -119,12 +118,16 @@ def _judge_products(evidence: Evidence) -> Iterator[Symptom]:
         elif len(set(case.facts["hashes"])) > 1:
             wrong.add(case.rank)
             yield Symptom(case.node, "the same product gave different bits when it was repeated", case.rank)
-    kinds: dict[str, list[Case]] = {}
-    for case in evidence.cases:
-        if case.rank not in wrong:
-            kinds.setdefault(case.facts["kind"], []).append(case)
-    for cases in kinds.values():
+    for cases in _by_kind(case for case in evidence.cases if case.rank not in wrong):
         yield from _unusual_products(cases)
+
+
+def _by_kind(cases: Iterable[Case]) -> Collection[list[Case]]:
+    """Group the facts of processes whose devices should be equal."""
+    kinds: dict[str, list[Case]] = {}
+    for case in cases:
+        kinds.setdefault(case.facts["kind"], []).append(case)
+    return kinds.values()
 
 
 def _unusual_products(cases: list[Case]) -> Iterator[Symptom]:
@@ -138,10 +141,7 @@ def _unusual_products(cases: list[Case]) -> Iterator[Symptom]:
 
 
 def _judge_product_rates(evidence: Evidence) -> Iterator[Symptom]:
-    kinds: dict[str, list[Case]] = {}
-    for case in evidence.cases:
-        kinds.setdefault(case.facts["kind"], []).append(case)
-    for cases in kinds.values():
+    for cases in _by_kind(evidence.cases):
         # The higher one of two: the lower may be the slow one.
         usual = median_high(case.facts["flops"] for case in cases)
         for case in cases:

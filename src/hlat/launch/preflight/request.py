@@ -106,9 +106,6 @@ def own_address(given: str | None, environment: Mapping[str, str]) -> str:
         raise OSError(f"{wanted}: {error.strerror or error}") from error
 
 
-_LOOPBACK = "127.0.0.1"
-
-
 @dataclass(frozen=True)
 class PreflightOptions:
     """Options of ``hlat doctor`` about the hosts; None takes the value from the environment.
@@ -171,7 +168,7 @@ class PreflightRequest:
 
     def listen_address(self) -> str:
         """Address to listen on, that of this host for the others; OSError if it is unknown."""
-        return own_address(self.options.address or (_LOOPBACK if self.nodes == 1 else None), os.environ)
+        return own_address(self.options.address or ("127.0.0.1" if self.nodes == 1 else None), os.environ)
 
     def name_of(self, node: int) -> str:
         """Return the name of a host that has not reported yet."""
