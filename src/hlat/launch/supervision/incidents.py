@@ -14,6 +14,7 @@ event, so that the supervisor does not keep it open: the folder may be in use by
 record.
 """
 
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -157,7 +158,8 @@ def find_root_cause(exits: Sequence[ProcessExit], forwarded_signals: Sequence[in
         failures = [end for end in failures if not _is_consequence(end)]
     if failures:
         cause = failures[0]
-        return RunOutcome(_exit_code_of(cause), _cause_message(cause, exits, run_dir, faults.get(cause.rank)), cause)
+        code = cause.report.exit_code if cause.report is not None else max(cause.code, _BUG)
+        return RunOutcome(code, _cause_message(cause, exits, run_dir, faults.get(cause.rank)), cause)
     stopped = [
         end.code if end.code > 0 else stop_exit_code(-end.code)
         for end in exits
@@ -209,15 +211,10 @@ def _cause_order(end: ProcessExit, fault: DeviceFault | None) -> tuple[int, floa
     return priority, time, end.rank
 
 
-def _exit_code_of(end: ProcessExit) -> int:
-    if end.report is not None:
-        return end.report.exit_code
-    return end.code if end.code > 0 else _BUG
-
-
 def _cause_message(cause: ProcessExit, exits: Sequence[ProcessExit], run_dir: Path, fault: DeviceFault | None) -> str:
     log = log_path(run_dir, cause.rank)
-    where = [f"each rank's log: {log.parent}/rank-*.log"] if _exists(log.parent) else []
+    # Path.exists would raise without permission, and another error is being explained.
+    where = [f"each rank's log: {log.parent}/rank-*.log"] if os.path.exists(log.parent) else []  # noqa: PTH110
     explained = [] if fault is None else [str(fault)]
     return "\n".join([_explanation(cause, exits, log), *explained, *where])
 
@@ -230,19 +227,11 @@ def _explanation(cause: ProcessExit, exits: Sequence[ProcessExit], log: Path) ->
     if report is not None:
         together = all(end.report is not None and end.report.message == report.message for end in exits)
         return f"error: {report.message}" if together else f"{who} failed: {report.message}"
-    see = f"; see {log}" if _exists(log) else ""
+    see = f"; see {log}" if os.path.exists(log) else ""  # noqa: PTH110  (as above)
     if cause.code < 0:
         memory = ", which the system sends when memory runs out" if -cause.code == signal.SIGKILL else ""
         return f"{who} was killed by {signal_name(-cause.code)}{memory}{see}"
     return f"{who} ended with exit code {cause.code} without an error report{see}"
-
-
-def _exists(path: Path) -> bool:
-    """Return True if a path exists; False if it cannot be accessed, because another error is being explained."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # no permission for a folder, or an invalid file name
-        return False
 
 
 def signal_name(number: int) -> str:
@@ -287,6 +276,8 @@ class RunEvents:
         if observed is not None:
             self.event("hang", **observed.event_fields())
             step, phase = observed.hang.step, observed.hang.phase
+        # What the ranks' libraries of collectives have written about it.
+        dumps = collect_dumps(log_path(self._path.parent, 0).parent) if self._folder_is_ours() else None
         self.event(
             "incident",
             rank=failure.rank,
@@ -299,13 +290,8 @@ class RunEvents:
             restart=decision is not None and decision.restart,
             decision="the run had been asked to stop" if decision is None else decision.reason,
             seconds=0.0 if decision is None else decision.seconds,
-            **self._dumps(),
+            **({} if dumps is None else {"dumps": str(dumps)}),
         )
-
-    def _dumps(self) -> dict[str, str]:
-        """Collect what the ranks' libraries of collectives have written about the incident."""
-        folder = collect_dumps(log_path(self._path.parent, 0).parent) if self._folder_is_ours() else None
-        return {} if folder is None else {"dumps": str(folder)}
 
 
 def _short_cause(failure: Failure, outcome: RunOutcome, observed: ObservedHang | None) -> str:

@@ -104,7 +104,6 @@ def heard_and_observed(run: Supervision) -> Iterator[tuple[SignalForwarder, Path
 
 @dataclass(frozen=True)
 class _Attempt:
-    exits: list[ProcessExit]
     outcome: RunOutcome
     hang: ObservedHang | None
     beats: dict[int, HeartbeatReading]  # the last of each rank
@@ -207,30 +206,26 @@ class Supervisor:
         """Return the exit code of the run, or None to try again, after the backoff."""
         outcome = attempt.outcome
         if outcome.cause is None:
-            goes_on = self._attempts.goes_on() and not self._stops.received and outcome.exit_code != 0
-            if goes_on:
+            if self._attempts.goes_on() and not self._stops.received and outcome.exit_code != 0:
                 return None
             if not self._trained:
                 self._report_stop_before_training(outcome.exit_code)
             return outcome.exit_code
         failure, beat = _failure(attempt, outcome.cause, self._trained), attempt.beats.get(outcome.cause.rank)
-        host = attempt.hosts[outcome.cause.rank]
-        if failure.is_retryable and not self._stops.received:
-            decision = self._restarts.decide(failure)
-            self._events.incident(failure, host, outcome, beat, attempt.hang, decision)
-            if decision.restart:
-                self._voice.complain(f"{outcome.message}\n{decision.reason}, in {decision.seconds:g} s")
-                self._pause(failure, decision.seconds)
-                return None
-            self._voice.complain(f"{outcome.message}\n{decision.reason}")
-            self._voice.failed(outcome)
-            return outcome.exit_code
+        decision = None  # a run that was asked to stop is not restarted
         if failure.is_retryable:
-            self._events.incident(failure, host, outcome, beat, attempt.hang, None)
-        self._voice.complain(outcome.message)
+            host = attempt.hosts[outcome.cause.rank]
+            decision = None if self._stops.received else self._restarts.decide(failure)
+            self._events.incident(failure, host, outcome, beat, attempt.hang, decision)
+        if decision is not None and decision.restart:
+            self._voice.complain(f"{outcome.message}\n{decision.reason}, in {decision.seconds:g} s")
+            self._pause(failure, decision.seconds)
+            return None
+        self._voice.complain(outcome.message if decision is None else f"{outcome.message}\n{decision.reason}")
         self._voice.failed(outcome)
-        # A hang comes this far only if the run had been asked to stop: other hangs are restarted.
-        return stop_exit_code(self._stops.received[0]) if failure.kind == "hang" else outcome.exit_code
+        # Hangs are retryable: one without a decision has met a run that was asked to stop.
+        asked = failure.kind == "hang" and decision is None
+        return stop_exit_code(self._stops.received[0]) if asked else outcome.exit_code
 
     def _report_stop_before_training(self, exit_code: int) -> None:
         """Say which signal ended a start; of Ctrl-C the process of rank 0 has said so."""
@@ -278,7 +273,7 @@ class Supervisor:
         outcome = find_root_cause(exits, stops.received, run.run_dir)
         if monitor.hang is not None:
             outcome = RunOutcome(1, str(monitor.hang), exits[monitor.hang.hang.ranks[0]])
-        return _Attempt(exits, outcome, monitor.hang, readings, hosts)
+        return _Attempt(outcome, monitor.hang, readings, hosts)
 
     @contextmanager
     def _showing_start(self) -> Iterator[Callable[[], None]]:
