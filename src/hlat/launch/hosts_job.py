@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hlat.config import Recipe
 from hlat.launch.hosts.records import AttemptOrder, HostStatus, NotLeaderError, Orders, read_orders
-from hlat.launch.local_processes import ProcessSet, RankPlaces, hlat_command, launch_ranks, open_store
+from hlat.launch.local_processes import ProcessSet, RankPlaces, hlat_command, launch_ranks
 from hlat.launch.preflight.examination import check_before_restart
 from hlat.launch.preflight.request import own_address
 from hlat.launch.supervision.agent import HostAgent, HostPlace, HostRun, NewLeader
@@ -99,7 +99,7 @@ def supervise_on_hosts(job: TrainingJob, nproc: int, hosts: HostOptions, voice: 
 
     with accepted_run(job, nproc, most * nproc, voice, all_notes=True) as (recipe, run):
         examine = partial(_examine_host, recipe, nproc)
-        return supervise_host(HostRun(place, least, most, launch, open_store, partial(fits, job), examine, run))
+        return supervise_host(HostRun(place, least, most, launch, partial(fits, job), examine, run))
 
 
 def _examine_host(recipe: Recipe, nproc: int) -> list[str]:

@@ -37,7 +37,7 @@ class Host:
 
     def key(self) -> tuple:
         orders = self.follower.orders
-        own = None if self.bulletin is None else summary(self.bulletin._orders)
+        own = None if self.bulletin is None else summary(self.bulletin.orders)
         ranks = (self.running, self.done, self.carried_out)
         follows = (self.follower.term, summary(orders))
         return (follows, ranks, self.claiming, self.term, own, self.written, summary(self.pending))
@@ -130,7 +130,7 @@ class World:
                 number = host.bulletin.first_number + host.written
                 secret = f"{index}-{host.term}-{host.written}"
                 host.bulletin.begin(AttemptOrder(number, "launch", (), "", 0, secret, {}, None), {})
-            elif not host.bulletin._orders.instructions:
+            elif not host.bulletin.orders.instructions:
                 host.bulletin.instruct("kill")
             else:
                 host.bulletin.end()

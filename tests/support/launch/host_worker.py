@@ -109,6 +109,7 @@ def launch(folder: Path, places: RankPlaces, environment: Mapping[str, str], rep
 
 def supervise(folder: Path, node: int, nodes: str, hang_seconds: float) -> int:
     """Supervise two ranks of a host."""
+    cluster_attempts.open_store = lambda address: nullcontext(1)  # its ranks meet nowhere
     for module, name in LIMITS:
         setattr(module, name, max(getattr(module, name), hang_seconds))
     least, _, most = nodes.partition(":")
@@ -125,7 +126,6 @@ def supervise(folder: Path, node: int, nodes: str, hang_seconds: float) -> int:
         least=int(least),
         most=int(most or least),
         launch=lambda places, environment, reports: launch(folder, places, environment, reports),
-        serve=lambda address: nullcontext(1),
         fits=lambda world: True,
         examine=examine,
         supervision=Supervision(

@@ -10,7 +10,6 @@ import torch
 from hlat.launch.preflight import rank_program
 from hlat.runtime.helper_process import Channel
 
-
 multiply, now = torch.mm, time.time
 
 

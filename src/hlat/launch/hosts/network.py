@@ -60,12 +60,9 @@ def neighbours(index: int, indices: list[int]) -> list[int]:
     """Return the hosts that a host connects to: all others if they are few, else those 1, 2, 4, ... places after it."""
     if len(indices) <= _FEW_HOSTS:
         return [other for other in indices if other != index]
-    place, distance, found = indices.index(index), 1, []
     # Few connections per host, and yet several others look at each host.
-    while distance < len(indices):
-        found.append(indices[(place + distance) % len(indices)])
-        distance *= 2
-    return found
+    place, count = indices.index(index), len(indices)
+    return [indices[(place + (1 << doubled)) % count] for doubled in range((count - 1).bit_length())]
 
 
 class Prober:

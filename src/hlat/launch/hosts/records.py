@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -164,18 +165,16 @@ def write_record(path: Path, record: HostStatus | Orders) -> None:
     partial.replace(path)  # no fsync: after a crash of this host, nobody needs it
 
 
-_readers: dict[type, TypeAdapter[Any]] = {}  # made when they are needed: that takes as long as an import
+# Made when they are needed: that takes as long as an import.
+_reader: Callable[[type], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def parse_record(kind: type[T], text: bytes) -> T | None:
     """Parse a record; None if it is none, or one of a version of hlat with other fields."""
-    if kind not in _readers:
-        _readers[kind] = TypeAdapter(kind)
-    try:
-        found: T = _readers[kind].validate_json(text)
-    except ValidationError:
-        return None
-    return found
+    with suppress(ValidationError):
+        found: T = _reader(kind).validate_json(text)
+        return found
+    return None
 
 
 def read_orders(folder: Path) -> Orders | None:
@@ -243,10 +242,11 @@ class HostTable:
 
     def living(self, seconds: float) -> dict[int, HostStatus]:
         """Return the hosts that were silent for at most ``seconds``, by index."""
+        # A host that was never alive is not living, however long silence may last.
         return {
             index: found.status
             for index, found in sorted(self._seen.items())
-            if found.alive and self._clock() - found.at <= seconds
+            if found.alive and self.silence(index) <= seconds
         }
 
 
@@ -256,17 +256,20 @@ class NotLeaderError(Exception):
 
 def newest_term(folder: Path) -> int:
     """Return the number of the newest leadership; 0 if there was none."""
-    terms = [path.name.removeprefix("term-") for path in folder.glob("term-*")]
-    return max((int(term) for term in terms if term.isdecimal()), default=0)
+    return max(_terms(folder), default=0)
+
+
+def _terms(folder: Path) -> dict[int, Path]:
+    named = ((path.name.removeprefix("term-"), path) for path in folder.glob("term-*"))
+    return {int(number): path for number, path in named if number.isdecimal()}
 
 
 def claim(folder: Path, term: int) -> bool:
     """Become the leader of a term; False if another host has. OSError if the shared disk refuses it."""
     with suppress(FileExistsError):  # O_EXCL: only one host creates the file
         os.close(os.open(folder / f"term-{term:05d}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        for path in folder.glob("term-*"):  # of earlier launches and leaders; the newest one must remain
-            number = path.name.removeprefix("term-")
-            if number.isdecimal() and int(number) < term - 1:
+        for number, path in _terms(folder).items():  # of earlier launches and leaders; the newest one must remain
+            if number < term - 1:
                 path.unlink(missing_ok=True)
         return True
     return False

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -157,8 +157,6 @@ class HostRun:
     least: int  # smallest number of hosts
     most: int  # number of hosts of the complete cluster
     launch: Launch  # launches the processes of this host
-    # serves the store of a rendezvous on an address within a block, and yields the port
-    serve: Callable[[str], AbstractContextManager[int]]
     fits: Callable[[int], bool]  # returns True if the recipe has a layout for this number of processes
     # examines this host after a failure that it was to blame for, and returns what is wrong with it
     examine: Callable[[], list[str]]
@@ -232,7 +230,8 @@ class HostAgent:
             orders = self._valid_orders()
             if orders is not None and orders.final is not None:
                 self._end_ranks()
-                self._await_leader_thread()
+                if self._leading is not None:
+                    self._leading.join(_LOOKING)
                 return orders.final
             self._follow(orders, prober)
             self._publish(port, prober)
@@ -358,7 +357,7 @@ class HostAgent:
         try:
             write_record(host_file(self._folder, self._place.index), status)
         except OSError as error:
-            if now - max(self._written, 0.0) > _DISK and self._written >= 0:
+            if 0 <= self._written < now - _DISK:
                 raise LaunchError(f"{self._folder}: no status of this host could be written: {error}") from error
         else:
             self._written = now
@@ -392,8 +391,3 @@ class HostAgent:
             self._lead(candidate)
         except BaseException as error:  # the main thread raises it
             self._leader_error.append(error)
-
-    def _await_leader_thread(self) -> None:
-        if self._leading is not None:
-            with suppress(RuntimeError):
-                self._leading.join(_LOOKING)

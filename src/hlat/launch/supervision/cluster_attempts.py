@@ -12,13 +12,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from hlat.launch.hosts.network import connect_all
 from hlat.launch.hosts.records import AttemptOrder, HostMember, HostStatus, HostTable
+from hlat.launch.local_processes import open_store
 from hlat.launch.supervision.agent import HostRun
 from hlat.launch.supervision.incidents import RunEvents
-from hlat.launch.supervision.remote_ranks import Bulletin, HostLimits, RemoteRanks
+from hlat.launch.supervision.remote_ranks import Bulletin, RemoteRanks
 from hlat.launch.supervision.running_ranks import RunningRanks
 from hlat.resilience import Failure
 from hlat.runtime.errors import MissingHostsError
@@ -53,7 +55,6 @@ class ClusterAttempts:
         self._excluded: set[int] = set(inherited["excluded"])
         self._launch, self._adopted = orders.launch, orders.attempt
         self._is_first, self._number = "attempts" not in orders.state, bulletin.first_number
-        self._limits = HostLimits.of(run.supervision.recovery.hang_seconds)
         self._state: Mapping[str, Any] = {}
         self._members: tuple[HostMember, ...] = () if self._adopted is None else self._adopted.members
         self._regroups = False
@@ -98,7 +99,7 @@ class ClusterAttempts:
         # The deadline is on the clock of this host: others get the seconds that are left.
         variables = {name: text for name, text in environment.items() if name != DEADLINE_ENV}
         deadline = float(environment[DEADLINE_ENV]) - machine_clock() if DEADLINE_ENV in environment else None
-        with self._run.serve(own.address) as port:
+        with open_store(own.address) as port:
             self._number, self._is_first = self._number + 1, False
             secret = secrets.token_hex(32)
             attempt = AttemptOrder(
@@ -137,9 +138,9 @@ class ClusterAttempts:
 
     def _watch(self, attempt: AttemptOrder) -> RunningRanks:
         self._next_look = time.monotonic() + _RETURNED
-        is_complete = len(attempt.members) >= self._run.most
-        look = None if is_complete else self._look_for_returned
-        return RemoteRanks(attempt, self._table, self._bulletin, self._limits, look)
+        look = None if len(attempt.members) >= self._run.most else self._look_for_returned
+        hang_seconds = self._run.supervision.recovery.hang_seconds
+        return RemoteRanks(attempt, self._table, self._bulletin, hang_seconds, look)
 
     def _look_for_returned(self, ranks: RemoteRanks) -> None:
         """Ask an attempt to save and stop once hosts are back with which the run could go on."""
@@ -185,11 +186,8 @@ class ClusterAttempts:
         return []
 
     def _place(self, members: Sequence[HostMember]) -> tuple[HostMember, ...]:
-        placed: list[HostMember] = []
-        for member in members:
-            first = placed[-1].ranks.stop if placed else 0
-            placed.append(replace(member, first_rank=first))
-        return tuple(placed)
+        firsts = accumulate((member.nproc for member in members), initial=0)
+        return tuple(replace(member, first_rank=first) for member, first in zip(members, firsts, strict=False))
 
     def _settle(self, members: Sequence[HostMember]) -> None:
         before = [member.name for member in self._members]

@@ -10,7 +10,7 @@ closed its connections, a short silence is enough.
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,67 +41,63 @@ class Bulletin:
     """
 
     def __init__(self, folder: Path, orders: Orders) -> None:
-        self._folder, self._orders = folder, orders
+        self._folder, self.orders = folder, orders
         self._lock = threading.Lock()
         self._write(orders)
 
     @property
-    def orders(self) -> Orders:
-        return self._orders
-
-    @property
     def first_number(self) -> int:
         """Number above which those of this leader's attempts begin."""
-        return first_number(self._orders.term)
+        return first_number(self.orders.term)
 
     def check(self) -> None:
         """Check that this host still leads, and that its orders are those that others read."""
         with self._lock:
             written = self._refuse_successor()
-            if written is None or written.term < self._orders.term:  # of a leader that was stopped while it wrote
-                self._write(self._orders)
+            if written is None or written.term < self.orders.term:  # of a leader that was stopped while it wrote
+                self._write(self.orders)
 
     def begin(self, attempt: AttemptOrder, state: Mapping[str, Any]) -> None:
         """Order an attempt; a later leader goes on with this state of the supervision."""
         with self._lock:
-            self._write(replace(self._orders, attempt=attempt, instructions=(), state=state))
+            self._write(replace(self.orders, attempt=attempt, instructions=(), state=state))
 
     def end(self) -> None:
         with self._lock:
-            self._write(replace(self._orders, attempt=None, instructions=()))
+            self._write(replace(self.orders, attempt=None, instructions=()))
 
     def instruct(self, kind: str, ranks: tuple[int, ...] = (), value: float = 0.0) -> int:
         """Give an instruction to the members of the attempt; return its number."""
         with self._lock:
-            given = self._orders.instructions
+            given = self.orders.instructions
             last = given[-1].number if given else self.first_number
             added = Instruction(last + 1, kind, ranks, value)
-            self._write(replace(self._orders, instructions=(*self._orders.instructions, added)))
+            self._write(replace(self.orders, instructions=(*self.orders.instructions, added)))
             return added.number
 
     def suspect(self, index: int, number: int) -> None:
         """Ask a host that was to blame for the end of an attempt to examine itself before the next one."""
         with self._lock:
-            self._write(replace(self._orders, suspects={**self._orders.suspects, str(index): number}))
+            self._write(replace(self.orders, suspects={**self.orders.suspects, str(index): number}))
 
     def suspects(self, index: int) -> int:
         """Return the number of the attempt after which a host has to be examined; 0 if it has not."""
-        return self._orders.suspects.get(str(index), 0)
+        return self.orders.suspects.get(str(index), 0)
 
     def finish(self, code: int) -> None:
         with self._lock:
-            self._write(replace(self._orders, attempt=None, instructions=(), final=code))
+            self._write(replace(self.orders, attempt=None, instructions=(), final=code))
 
     def _write(self, orders: Orders) -> None:
         self._refuse_successor()
         write_record(self._folder / ORDERS, orders)
-        self._orders = orders
+        self.orders = orders
 
     def _refuse_successor(self) -> Orders | None:
         """Return the orders in the folder; raise NotLeaderError if another host has claimed a later term."""
         written = read_orders(self._folder)
         # File servers show new files late and the content of a known file at once, so both are looked at.
-        if max(newest_term(self._folder), 0 if written is None else written.term) > self._orders.term:
+        if max(newest_term(self._folder), 0 if written is None else written.term) > self.orders.term:
             raise NotLeaderError
         return written
 
@@ -117,22 +113,16 @@ _LOST_CODE = 1  # exit code of a rank whose host is lost
 _CUT_GRACE = 5.0  # seconds for savers to end if a host or its network is lost: they wait for each other in vain
 
 
-@dataclass(frozen=True)
-class HostLimits:
-    """Time limits after which a host, or the network between hosts, counts as lost."""
+def host_limits(hang_seconds: float | None) -> tuple[float, float | None]:
+    """Return the limits that detect a loss within ``recovery.hang_seconds``: of a host, of the network between hosts.
 
-    silence: float  # seconds without a sign of life after which a host is lost
-    # seconds for which hosts do not reach each other, and ranks do not progress, after which the network between them
-    # has failed; None if it is not watched
-    outage: float | None
-
-    @classmethod
-    def of(cls, hang_seconds: float | None) -> "HostLimits":
-        """Return the limits that detect a loss within ``recovery.hang_seconds``."""
-        if hang_seconds is None:
-            return cls(_LONGEST_SILENCE, None)
-        # A cut of the network may pass, a host that is silent rarely comes back: it gets less time.
-        return cls(max(_SHORT_SILENCE, min(_LONGEST_SILENCE, 0.5 * hang_seconds)), 0.75 * hang_seconds)
+    A host is lost after so many seconds without a sign of life. The network has failed if hosts have not reached each
+    other, and ranks have not progressed, for so many seconds; None if it is not watched.
+    """
+    if hang_seconds is None:
+        return _LONGEST_SILENCE, None
+    # A cut of the network may pass, a host that is silent rarely comes back: it gets less time.
+    return max(_SHORT_SILENCE, min(_LONGEST_SILENCE, 0.5 * hang_seconds)), 0.75 * hang_seconds
 
 
 class RemoteRanks:
@@ -143,11 +133,12 @@ class RemoteRanks:
         attempt: AttemptOrder,
         table: HostTable,
         bulletin: Bulletin,
-        limits: HostLimits,
+        hang_seconds: float | None,
         look: "Callable[[RemoteRanks], None] | None" = None,
     ) -> None:
         self._look = look
-        self._attempt, self._table, self._bulletin, self._limits = attempt, table, bulletin, limits
+        self._attempt, self._table, self._bulletin = attempt, table, bulletin
+        self._silence, self._outage = host_limits(hang_seconds)
         self._places = {rank: member for member in attempt.members for rank in member.ranks}
         self._lost: dict[int, ErrorReport] = {}  # by index of the host
         self._joined: dict[int, HostStatus] = {}  # last status of each host that has started this attempt
@@ -222,7 +213,7 @@ class RemoteRanks:
         """Return a failure of the network that has lasted too long while no rank made progress."""
         if self._look is not None:
             self._look(self)
-        limit, now = self._limits.outage, time.monotonic()
+        limit, now = self._outage, time.monotonic()
         if limit is None or now - self._progressed_at < limit:
             return None
         found = blame_network(self._attempt.members, self._joined, limit)
@@ -297,7 +288,7 @@ class RemoteRanks:
         elif status is not None:
             return self._lose(member, "its supervisor was started again")
         silence = self._table.silence(member.index)
-        if silence > (_SHORT_SILENCE if self._failed else self._limits.silence) and now - self._began > _SHORT_SILENCE:
+        if silence > (_SHORT_SILENCE if self._failed else self._silence) and now - self._began > _SHORT_SILENCE:
             seconds = min(silence, now - self._began)
             return self._lose(member, f"no sign of life for {seconds:.0f} s")
         if member.index not in self._joined and now - self._began > _STARTING:
