@@ -299,7 +299,7 @@ def rank_environment(local: int, places: RankPlaces) -> dict[str, str]:
         LAUNCHER_ENV: os.getpid(),
     }
     defaults = {
-        "OMP_NUM_THREADS": max(1, _cores() // places.nproc),  # by default each process takes all cores
+        "OMP_NUM_THREADS": max(1, own_cores() // places.nproc),  # by default each process takes all cores
         # By default gloo resolves this machine's name. On a network, a rank takes the interface that reaches the store.
         **(dict.fromkeys(interface_variables(), _LOOPBACK_INTERFACE) if is_loopback(places.address) else {}),
     }
@@ -307,5 +307,6 @@ def rank_environment(local: int, places: RankPlaces) -> dict[str, str]:
     return {name: str(value) for name, value in {**unset, **own}.items()}
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+def own_cores() -> int:
+    """Number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

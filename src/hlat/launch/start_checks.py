@@ -27,6 +27,7 @@ from hlat.config import (
     own_parts,
 )
 from hlat.hardware import Cluster
+from hlat.launch.local_processes import own_cores
 from hlat.launch.preflight.request import available_memory, memory_limit
 from hlat.launch.start_place import StartPlace
 from hlat.model import count_parameters
@@ -122,21 +123,15 @@ def check_ladder(place: StartPlace) -> Iterator[Problem | SettingNote]:
 
 
 def check_written_folders(place: StartPlace) -> Iterator[Problem]:
-    """Yield the folders of the run and of its prepared data, if they cannot be made or written."""
-    run, data = place.sections.get("run"), place.sections.get("data")
-    if run is not None and place.run_dir is not None:
-        yield from _unwritable("run.dir", run.dir or str(place.run_dir))
-        yield from _own_recipe(place.run_dir)
+    """Yield folders of the run and its data that cannot be written, and a recipe of the user's in the first."""
+    folder, data = place.run_dir, place.sections.get("data")
+    if folder is not None:
+        yield from _unwritable("run.dir", place.sections["run"].dir or str(folder))
+        if is_foreign_recipe(folder):
+            reason = f"{folder / RECIPE_NAME} was not written by a run, and the run's own recipe would replace it."
+            yield Problem("run.dir", reason, "Rename that file, or choose another run.dir.", str(folder), True)
     if data is not None and data.prepared_dir is not None and not place.inputs.is_prepared:
         yield from _unwritable("data.prepared_dir", data.prepared_dir)
-
-
-def _own_recipe(run_dir: Path) -> Iterator[Problem]:
-    """Yield a recipe of the user's where the run writes its own."""
-    if is_foreign_recipe(run_dir):
-        reason = f"{run_dir / RECIPE_NAME} was not written by a run, and the run's own recipe would replace it."
-        remedy = "Rename that file, or choose another run.dir."
-        yield Problem("run.dir", reason, remedy, str(run_dir), True)
 
 
 def _unwritable(field: str, folder: str) -> Iterator[Problem]:
@@ -349,23 +344,8 @@ VALIDATION_NOTE, TOKENIZER_NOTE, FORECAST_NOTE = "validation", "tokenizer", "for
 _PASSES = 16.0
 
 
-def note_passes(place: StartPlace) -> Iterator[SettingNote]:
-    """Yield a note if the run sees its text again and again."""
-    recipe, tokens = place.recipe, place.inputs.training_tokens
-    if recipe is None or not tokens or recipe.data.phases or any(s.weight is not None for s in recipe.data.sources):
-        return
-    count = (read := recipe.corpus_tokens) / tokens
-    if count > _PASSES:
-        about = "" if place.inputs.is_prepared else "about "
-        text = (
-            f"{read:,} tokens are {about}{count:,.0f} passes over the text, which has {about}"
-            f"{tokens:,.0f} training tokens: the model learns it by heart, and the validation loss rises again."
-        )
-        yield SettingNote("passes", text, "Usual are 1 to 4; give more text, or fewer training.steps.")
-
-
 def note_short_text(place: StartPlace) -> Iterator[SettingNote]:
-    """Yield a note if the text seems to be shorter than one sample, or than one batch."""
+    """Yield a note if the text seems shorter than one sample or one batch, or if the run sees it again and again."""
     recipe, tokens = place.recipe, place.inputs.training_tokens
     if recipe is None or not tokens or recipe.data.phases or any(s.weight is not None for s in recipe.data.sources):
         return
@@ -378,31 +358,30 @@ def note_short_text(place: StartPlace) -> Iterator[SettingNote]:
     elif tokens < batch * length:
         text = f"batch.global_batch={batch}: a step takes {batch * length:,} tokens, and {has}: it repeats them."
         yield SettingNote("short-text", text, "Usual are many steps per pass; give more text, or a smaller batch.")
+    count = (read := recipe.corpus_tokens) / tokens
+    if count > _PASSES:
+        text = (
+            f"{read:,} tokens are {about}{count:,.0f} passes over the text, which has {about}"
+            f"{tokens:,.0f} training tokens: the model learns it by heart, and the validation loss rises again."
+        )
+        yield SettingNote("passes", text, "Usual are 1 to 4; give more text, or fewer training.steps.")
 
 
-def note_validation(place: StartPlace) -> Iterator[SettingNote]:
-    """Yield a note about sources with few documents for validation."""
-    if place.inputs.scarce_validation:
-        yield SettingNote(VALIDATION_NOTE, place.inputs.scarce_validation, kind="note")
-
-
-def note_tokenizer(place: StartPlace) -> Iterator[SettingNote]:
-    """Yield a note if the given tokenizer loses text, or is not used as its files say."""
-    if place.inputs.lossy_tokenizer is not None:
-        text, remedy = place.inputs.lossy_tokenizer
-        yield SettingNote(TOKENIZER_NOTE, text, remedy)
-
-
-def note_files(place: StartPlace) -> Iterator[SettingNote]:
-    """Yield a note if files of the corpus seem to be absent, or are there twice."""
-    if place.inputs.doubts:
-        yield SettingNote("files", " ".join(place.inputs.doubts), "Fetch what is missing; name each file once.")
+def note_inputs(place: StartPlace) -> Iterator[SettingNote]:
+    """Yield notes about scarce validation text, a tokenizer that loses text, and files that seem absent or doubled."""
+    inputs = place.inputs
+    if inputs.scarce_validation:
+        yield SettingNote(VALIDATION_NOTE, inputs.scarce_validation, kind="note")
+    if inputs.lossy_tokenizer is not None:
+        yield SettingNote(TOKENIZER_NOTE, *inputs.lossy_tokenizer)
+    if inputs.doubts:
+        yield SettingNote("files", " ".join(inputs.doubts), "Fetch what is missing; name each file once.")
 
 
 def note_cores(place: StartPlace) -> Iterator[SettingNote]:
     """Yield a note if processes on CPUs share cores."""
     processes, run = place.here.processes, place.sections.get("run")
-    have = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    have = own_cores()
     if processes is None or run is None or processes <= have or expects_accelerator(run.device):
         return
     text = (
@@ -430,10 +409,7 @@ START_CHECKS: tuple[StartCheck, ...] = (
     check_device_memory,
     check_disk,
     note_short_text,
-    note_passes,
-    note_validation,
-    note_tokenizer,
-    note_files,
+    note_inputs,
     note_cores,
 )
 """All checks. What is odd in a recipe alone, wherever it runs, is in the table of ``hlat.config.notes``."""

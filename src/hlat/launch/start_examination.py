@@ -59,11 +59,6 @@ class StartReport:
     chosen: tuple[str, ...] = ()  # values that the recipe leaves open, each with its reason
 
     @property
-    def inputs(self) -> "InputReport | None":
-        """Findings about the text, that of the first stage; None if a forked process looked."""
-        return next(iter(self.stage_inputs), None)
-
-    @property
     def before_training(self) -> tuple[SettingNote, ...]:
         """Notes without those that the run gives itself once its text is prepared."""
         exact = {TOKENIZER_NOTE, FORECAST_NOTE} | ({VALIDATION_NOTE} if self.recipe.data.mode == "prepared" else set())
