@@ -6,7 +6,7 @@ CompileJob --compile_here--> graphs of one process, in the folder that the recip
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -111,8 +111,13 @@ class CompileJob:
             files = compiled_files(folder)
             versions = _versions(device_type)
             size = sum(file.stat().st_size for file in files.values())
-            # before the archive and the cache of this machine are replaced
-            _check_not_empty(files, device_type)
+            # A cache without files would make every start of a run a cold one, and nobody would know why: this is found
+            # before the archive and the cache of this machine are replaced.
+            if not files:
+                raise LaunchError(
+                    f"the compilers of {device_type} devices have left nothing in the folders that hlat gave them: "
+                    "their cache is switched off by a variable of the environment, or they keep it elsewhere."
+                )
             if out is not None:
                 pack(out, device_type, versions, nproc, files)
             place(files, device_type, base)
@@ -130,15 +135,6 @@ class CompileJob:
 def is_worker() -> bool:
     """Return True if this process is one of several of a run, which compiles and does nothing else."""
     return "WORLD_SIZE" in os.environ
-
-
-def _check_not_empty(files: Mapping[str, Path], device_type: str) -> None:
-    # A cache without files would make every start of a run a cold one, and nobody would know why.
-    if not files:
-        raise LaunchError(
-            f"the compilers of {device_type} devices have left nothing in the folders that hlat gave them: their cache "
-            "is switched off by a variable of the environment, or they keep it elsewhere."
-        )
 
 
 def _device_type(recipe: Recipe) -> str:

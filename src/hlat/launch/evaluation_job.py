@@ -51,11 +51,9 @@ class EvaluationJob:
         """Arguments of the command that runs this job as one process."""
         words = ["evaluate", self.checkpoint]
         for each in fields(self)[1:]:  # the first one, the checkpoint, has no option
-            value = getattr(self, each.name)
-            if value is True:
-                words.append(f"--{each.name.replace('_', '-')}")
-            elif value != each.default:
-                words.append(f"--{each.name.replace('_', '-')}={value}")
+            value, option = getattr(self, each.name), f"--{each.name.replace('_', '-')}"
+            if value != each.default:
+                words.append(option if value is True else f"{option}={value}")
         return words
 
     def load_suite(self) -> "Suite":

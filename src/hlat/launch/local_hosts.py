@@ -15,7 +15,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hlat.launch.local_processes import copy_lines
+from hlat.launch.local_processes import copy_lines, hlat_command
 from hlat.launch.preflight.judgement import CHECKS, ExaminedHost, Finding, PreflightReport
 from hlat.launch.preflight.request import PreflightOptions
 from hlat.launch.supervision.running_ranks import SignalForwarder
@@ -68,7 +67,7 @@ class LocalRequest:
         problems = self._problems(names, count)
         if problems:
             raise LaunchError("\n".join(problems))
-        program = shlex.split(self.program) if self.program else [sys.executable, "-P", "-m", "hlat"]
+        program = shlex.split(self.program) if self.program else hlat_command([])
         nodes = str(count) if self.least is None else f"{self.least}:{count}"
         common = [*program, "train", self.recipe, *self.overrides, "--nproc", str(self.nproc), "--nodes", nodes]
         if not self.hosts:
@@ -242,7 +241,7 @@ def examine_by_ssh(
 def _doctor_command(arguments: Sequence[str], host: str, nodes: int, node: int) -> list[str]:
     """Words of the command on a host: in this folder, with this Python; quoted for the shell that ssh starts."""
     own = ["--nodes", str(nodes), "--node", str(node), "--name", host, "--json"]
-    words = ["env", f"--chdir={Path.cwd()}", sys.executable, "-P", "-m", "hlat", "doctor", *arguments, *own]
+    words = ["env", f"--chdir={Path.cwd()}", *hlat_command(["doctor", *arguments, *own])]
     return [shlex.quote(word) for word in words]
 
 

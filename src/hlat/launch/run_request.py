@@ -69,9 +69,7 @@ class RunRequest:
     least: int | None = None  # smallest number of machines with which the run goes on if others are lost; None for all
     anyway: bool = False  # only warn of a run that does not fit into the devices' memory
 
-    def prepare(
-        self, problems: Sequence[str] = (), check: Callable[[Recipe], list[str]] = lambda recipe: []
-    ) -> "PreparedRun":
+    def prepare(self, problems: Sequence[str], check: Callable[[Recipe], list[str]]) -> "PreparedRun":
         """Check the request, and fill in what follows from the recipe and the instance.
 
         Args:
@@ -209,5 +207,4 @@ def ask_scheduler(command: Sequence[str], text: str | None, seconds: float, miss
 
 def problems_error(problems: Sequence[str]) -> LaunchError:
     """Make one error of all problems."""
-    head = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:"
-    return LaunchError("\n".join([head, *(f"  {problem}" for problem in problems)]))
+    return LaunchError("\n".join([f"{plural(len(problems), 'problem')}:", *(f"  {problem}" for problem in problems)]))

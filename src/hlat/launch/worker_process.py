@@ -61,8 +61,6 @@ ErrorOrigin = Literal["own", "forwarded", "connection", "lost"]
 
 "lost" is written by nobody: the host of the process is gone, and others say so."""
 
-_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-
 # Texts of gloo's errors after a peer died or closed its connections (its transport/tcp/pair.cc and buffers).
 _LOST_PEER_TEXTS = (
     "closed by peer",
@@ -101,7 +99,9 @@ def report_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":
             raise
-        raise SystemExit(_INTERRUPTED) from None  # interrupted at the same time: rank 0 says so for all
+        raise SystemExit(
+            stop_exit_code(signal.SIGINT)
+        ) from None  # interrupted at the same time: rank 0 says so for all
     except Exception as error:
         file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if not file:

@@ -36,9 +36,8 @@ _METRICS_PORT = "metrics"
 _PROBE_EVERY = 20  # seconds between two questions
 _PROBE_TIMEOUT = 10  # seconds for an answer: cores may be busy with preparing text
 _LOADING = 1800  # seconds for loading the program: an image or packages on a slow disk
-_HANG_PATIENCE = (
-    120  # seconds that a hang lasts, as /healthz sees it, before the pod is ended: the ranks find it themselves
-)
+# Seconds that a hang lasts, as /healthz sees it, before the pod is ended: the ranks find it themselves.
+_HANG_PATIENCE = 120
 
 
 def served_recipe(recipe: Recipe) -> Recipe:
@@ -136,7 +135,6 @@ def pod(run: PreparedRun, options: KubernetesOptions, files: str) -> dict[str, A
 _LOCKING_MEMORY = {"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
 """Permission to register memory with InfiniBand beyond the limit of the container; it has no effect but for root."""
 
-_CORES = "cpu"  # what Kubernetes calls them
 _LEAST_MEMORY = 4  # GiB of a process: its libraries and the context of its device
 
 
@@ -146,7 +144,7 @@ def _resources(limits: dict[str, Any], nproc: int) -> dict[str, Any]:
     A pod that asks for neither is the first that a node evicts. More than a node has would never be scheduled, and how
     much it has is not known here.
     """
-    least = {_CORES: nproc, "memory": f"{_LEAST_MEMORY * nproc}Gi"}
+    least = {"cpu": nproc, "memory": f"{_LEAST_MEMORY * nproc}Gi"}
     requests = {name: amount for name, amount in least.items() if name not in limits}  # a limit is a request too
     return {**({"requests": requests} if requests else {}), **({"limits": limits} if limits else {})}
 
@@ -295,8 +293,7 @@ _KINDS = {
     "job": _Kind(lambda run, job, name: [_manifest("batch/v1", "Job", name, job["spec"])]),
     "jobset": _Kind(
         lambda run, job, name: [_manifest("jobset.x-k8s.io/v1alpha2", "JobSet", name, _job_set_spec(job))],
-        -1,
-        _IN_JOB_SET,
+        job=_IN_JOB_SET,
     ),
     "trainjob": _Kind(_train_job, -2, f"spec.template.{_IN_JOB_SET}"),
 }

@@ -21,7 +21,6 @@ import json
 import logging
 import re
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from hlat.config import Recipe
+from hlat.launch.local_processes import hlat_command
 from hlat.launch.run_request import PreparedRun, RunRequest, ask_scheduler, small_counts
 from hlat.runtime import slurm
 from hlat.runtime.backend.table import expects_accelerator
@@ -110,8 +110,7 @@ class SlurmOptions:
         if self.time is not None and not _TIME_LIMIT.fullmatch(self.time):
             found.append(f"--time {escape_controls(self.time)}: expected minutes, H:MM:SS or D-HH:MM:SS.")
         found += small_counts({"--chain": self.chain, "--cpus-per-task": self.cpus_per_task})
-        given = {name: getattr(self, name) for name in ("partition", "account", "qos", "exclude")}
-        for name, value in (given | {"to": self.output}).items():
+        for name, value in [*self.named().items(), ("to", self.output)]:
             if value == "":
                 found.append(f"--{name}: expected a name.")
             found += line_problems(f"--{name}", value or "")
@@ -122,6 +121,10 @@ class SlurmOptions:
         found += slurm.option_problems("--srun", "srun", self.srun)
         found += [problem for text in self.setup for problem in line_problems("--setup", text)]
         return found
+
+    def named(self) -> dict[str, str | None]:
+        """Options that sbatch has under the same name."""
+        return {name: getattr(self, name) for name in ("partition", "account", "qos", "exclude")}
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,7 @@ def batch_script(request: RunRequest, options: SlurmOptions, folder: Path) -> Sl
 
 
 def _script_text(run: PreparedRun, options: SlurmOptions, folder: Path) -> str:
-    program = run.program or [sys.executable, "-P", "-m", "hlat"]
+    program = run.program or hlat_command([])
     common = [run.request.recipe, *run.request.overrides, "--nproc", str(run.nproc)]
     words = shlex.join([*program, "train", *common])
     if run.request.nodes > 1:
@@ -215,13 +218,7 @@ def _script_text(run: PreparedRun, options: SlurmOptions, folder: Path) -> str:
 
 
 def _sbatch_options(run: PreparedRun, options: SlurmOptions, folder: Path) -> list[str]:
-    given = {
-        "time": options.time,
-        "partition": options.partition,
-        "account": options.account,
-        "qos": options.qos,
-        "exclude": options.exclude,
-    }
+    given = {"time": options.time, **options.named()}
     further = [*run.settings.slurm, *map(slurm.long_option, options.sbatch)]
     queue = ["--requeue"] if options.chain is None else [f"--array=1-{options.chain}%1", "--no-requeue"]
     return [
