@@ -13,7 +13,7 @@ torch names its measurement in ``rank_measurements``, because this process does 
 The checks of the examination itself measure nothing: their facts come from ``examination``.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -89,10 +89,9 @@ def gibibytes(count: float) -> str:
     return f"{count / (1 << 30):.3g} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.3g} MiB"
 
 
-def culprits(pairs: Mapping[tuple[int, int], bool]) -> list[int]:
+def culprits(pairs: Collection[tuple[int, int]]) -> list[int]:
     """Return the fewest hosts that explain all failed pairs (from, to), by taking those with most failures."""
-    failed = {pair for pair, bad in pairs.items() if bad}
-    found = []
+    failed, found = set(pairs), []
     while failed:
         weights: dict[int, float] = {}
         for source, target in failed:

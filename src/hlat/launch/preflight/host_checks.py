@@ -108,8 +108,7 @@ def _measure_connections(place: HostView) -> Facts:
 
 def _judge_connections(evidence: Evidence) -> Iterator[Symptom]:
     failed = {(case.node, node): why for case in evidence.cases for node, why in case.facts["failed"]}
-    blamed = culprits(dict.fromkeys(failed, True))
-    for node in blamed:
+    for node in culprits(failed):
         sources = [source for source, target in failed if target == node]
         targets = [target for source, target in failed if source == node]
         why = next(why for pair, why in failed.items() if node in pair)
@@ -125,13 +124,13 @@ def _host_names(evidence: Evidence, nodes: list[int]) -> str:
 def _judge_links(evidence: Evidence) -> Iterator[Symptom]:
     nodes = {case.rank: case.node for case in evidence.cases}
     rates = {(nodes[source], case.node): rate for case in evidence.cases for source, rate in case.facts["rates"]}
-    slow = {pair: rate < _SLOWEST_LINK for pair, rate in rates.items()}
+    slow = [pair for pair, rate in rates.items() if rate < _SLOWEST_LINK]
+    names = evidence.hosts
     for node in culprits(slow):
-        names = evidence.hosts
         links = [
             f"{names.get(source, source)} to {names.get(target, target)} {megabytes(rates[source, target])}"
-            for (source, target), bad in slow.items()
-            if bad and node in (source, target)
+            for source, target in slow
+            if node in (source, target)
         ]
         doubt = "; with two hosts either may be the cause" if len(evidence.hosts) == 2 else ""
         yield Symptom(

@@ -219,14 +219,11 @@ def _leftover_processes(facts: Facts) -> str:
 def _measure_run_lock(place: HostView) -> Facts:
     """Try to share the lock of the run: that fails while a run holds it, and two hosts can do it at once."""
     path = place.request.run_dir / LOCK_NAME
-    try:
-        with path.open("r") as file:
-            try:
-                place.tools.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return {"holder": file.read(200).strip() or "another process"}
-    except FileNotFoundError:
-        return {"holder": ""}
+    with suppress(FileNotFoundError), path.open("r") as file:
+        try:
+            place.tools.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return {"holder": file.read(200).strip() or "another process"}
     return {"holder": ""}
 
 
