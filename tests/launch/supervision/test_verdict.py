@@ -74,7 +74,7 @@ def test_a_damaged_report_counts_as_none(tmp_path, content):
 
 def test_times_are_ages_so_that_clocks_of_hosts_do_not_matter():
     beat = dataclasses.replace(report(0, "a").beat, since=100.0, alive_at=119.5)
-    found = HangReport.of(beat, 120.0, late=False)
+    found = HangReport(beat.aged(120.0), "a", late=False)
     assert (found.beat.since, found.beat.alive_at, found.late) == (-20.0, -0.5, False)
 
 

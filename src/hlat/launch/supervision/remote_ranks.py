@@ -246,13 +246,8 @@ class RemoteRanks:
         deadline = time.monotonic() + seconds
         while not hurries() and time.monotonic() < deadline:
             self._refresh()
-            missing = [
-                member
-                for member in self._attempt.members
-                if member.index not in self._lost
-                and not (member.index in self._joined and holds(self._joined[member.index]))
-            ]
-            if not missing:
+            hosts = [member.index for member in self._attempt.members if member.index not in self._lost]
+            if all(index in self._joined and holds(self._joined[index]) for index in hosts):
                 return
             time.sleep(_POLL)
 

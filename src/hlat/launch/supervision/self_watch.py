@@ -25,7 +25,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic_core import to_json
@@ -61,11 +61,6 @@ class HangReport:
     beat: HeartbeatReading  # its heartbeat; times are in seconds before the report, negative
     host: str
     late: bool  # True if its own phase had lasted too long
-
-    @classmethod
-    def of(cls, beat: HeartbeatReading, now: float, late: bool) -> "HangReport":
-        """Return the report of a rank of this host; ``now`` is in seconds on the clock of its heartbeat."""
-        return cls(beat.aged(now), platform.node(), late)
 
 
 class HangReports:
@@ -175,7 +170,8 @@ def watching_itself(recipe: Recipe, say: Callable[[str], None]) -> Iterator[None
     """
     here = rank_info()
     is_observed = here.local_rank == 0 and recipe.tracking.prometheus is not None
-    is_watched = here.world > 1 and recipe.recovery.hang_seconds is not None and _is_main_thread()
+    is_main = threading.current_thread() is threading.main_thread()
+    is_watched = here.world > 1 and recipe.recovery.hang_seconds is not None and is_main
     if HEARTBEAT_FOLDER in os.environ or not (is_observed or is_watched):
         yield
         return
@@ -184,16 +180,12 @@ def watching_itself(recipe: Recipe, say: Callable[[str], None]) -> Iterator[None
         if is_observed:
             observe = stack.enter_context(metrics_server(recipe, say))
             stack.enter_context(observe(folder))
-        if _is_main_thread():
+        if is_main:
             stack.enter_context(running_heartbeat(here.rank, folder))
         if is_watched:
             watchdog = Watchdog(recipe.recovery.hang_seconds)
             stack.enter_context(_SelfWatch(recipe, folder, here.rank, here.world, watchdog).running())
         yield
-
-
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 class _SelfWatch:
@@ -218,11 +210,12 @@ class _SelfWatch:
             beat, now = read_heartbeat(self._folder, self._rank), time.monotonic()
             if beat is None:
                 continue
+            report = HangReport(beat.aged(now), platform.node(), late=False)
             if self._reports.alarmed():
-                self._reports.write(HangReport.of(beat, now, late=False))
+                self._reports.write(report)
             is_late = self._watchdog.check([beat], now, lambda rank: False) is not None
             if is_late and now >= self._excused_until:
-                self._end(HangReport.of(beat, now, late=True))
+                self._end(replace(report, late=True))
 
     def _end(self, own: HangReport) -> None:
         """Find out who is to blame, record it, and end this process, unless another rank does what it waits for."""
