@@ -116,8 +116,9 @@ class AnomalyPolicy:
 
     def __init__(self, config: AnomalyConfig, batches: BatchSchedule, sequence_length: int) -> None:
         self._config, self._batches, self._length = config, batches, sequence_length
-        self._losses: deque[float] = deque(maxlen=config.window)
-        self._norms: deque[float] = deque(maxlen=config.window)
+        self._on_spike: Action = "apply" if config.spike == "ignore" else config.spike
+        # of the last applied steps: losses, and gradient norms
+        self._window = {name: deque[float](maxlen=config.window) for name in ("loss", "norm")}
         self._skipped_steps: list[int] = []  # steps whose update was not applied, within the window
         self._rollbacks: list[tuple[int, SampleRange]] = []  # step that was rolled back, and the samples it had read
         self.skipped = SkippedSamples(batches)
@@ -130,13 +131,13 @@ class AnomalyPolicy:
         """
         number = self._batches.number_of(samples)
         # In a ramp the first batch of the window is the smallest, and its mean varies most.
-        tokens = len(self._batches.batch(max(0, number - len(self._losses)))) * self._length
+        tokens = len(self._batches.batch(max(0, number - len(self._window["loss"])))) * self._length
         kind, reason = self._find_anomaly(loss, norm, tokens)
         if not kind:
             self._add_to_window(loss, norm)
             return APPLY
         batch = SampleRange(samples, self._batches.first_of(number + 1))
-        action: Action = self._config.non_finite if kind == "non_finite" else _SPIKE_ACTIONS[self._config.spike]
+        action: Action = self._config.non_finite if kind == "non_finite" else self._on_spike
         statistics = self._statistics(tokens)
         if action in ("apply", "warn"):
             self._add_to_window(loss, norm)
@@ -159,8 +160,8 @@ class AnomalyPolicy:
 
     def begin_stage(self) -> None:
         """Forget the losses of other data: what is usual is learned anew."""
-        self._losses.clear()
-        self._norms.clear()
+        for values in self._window.values():
+            values.clear()
 
     def roll_back(self, state: Any) -> None:
         """Restore an earlier ``state()``, or None for the beginning, but keep later rollbacks and skipped samples."""
@@ -173,22 +174,21 @@ class AnomalyPolicy:
     def state(self) -> dict[str, Any]:
         """Return everything that later verdicts depend on, as JSON values; floats keep every bit."""
         return {
-            "losses": list(self._losses),
-            "norms": list(self._norms),
+            "losses": list(self._window["loss"]),
+            "norms": list(self._window["norm"]),
             "skipped_steps": list(self._skipped_steps),
             "rollbacks": [{"step": step, "samples": list(samples)} for step, samples in self._rollbacks],
         }
 
     def restore(self, state: Any) -> None:
         """Restore the state of a checkpoint; None resets the policy. CheckpointError if it is invalid."""
-        self._losses.clear()
-        self._norms.clear()
+        self.begin_stage()
         self._skipped_steps, self._rollbacks, self.skipped = [], [], SkippedSamples(self._batches)
         if state is None:
             return
         try:
-            self._losses.extend(_finite(state["losses"]))
-            self._norms.extend(_finite(state["norms"]))
+            self._window["loss"].extend(_finite(state["losses"]))
+            self._window["norm"].extend(_finite(state["norms"]))
             self._skipped_steps = [int(step) for step in state["skipped_steps"]]
             self._set_rollbacks(
                 [(int(each["step"]), SampleRange(*map(int, each["samples"]))) for each in state["rollbacks"]]
@@ -203,8 +203,8 @@ class AnomalyPolicy:
         self._rollbacks = list(rollbacks)
 
     def _add_to_window(self, loss: float, norm: float) -> None:
-        self._losses.append(loss)
-        self._norms.append(norm)
+        self._window["loss"].append(loss)
+        self._window["norm"].append(norm)
 
     def _budget_used(self, step: int) -> int:
         # Rolled-back steps ahead count too: the run is on its way to them again.
@@ -216,28 +216,25 @@ class AnomalyPolicy:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return "non_finite", f"loss {loss}, gradient norm {norm}"
         # Too few values for a deviation.
-        if len(self._losses) < math.ceil(self._config.window / 4):
+        if len(self._window["loss"]) < math.ceil(self._config.window / 4):
             return "", ""
-        for kind, name, value, window in (
-            ("loss_spike", "loss", loss, self._losses),
-            ("norm_spike", "gradient norm", norm, self._norms),
-        ):
-            center, deviation = center_and_scale(window, tokens)
+        for name, words, value in (("loss", "loss", loss), ("norm", "gradient norm", norm)):
+            center, deviation = center_and_scale(self._window[name], tokens)
             # Only above: a loss that falls is no anomaly.
             if value - center > self._config.threshold * deviation:
-                return kind, f"{name} {value:.3g}, usually {center:.2g}"  # the verdict's window has the numbers
+                return (
+                    f"{name}_spike",
+                    f"{words} {value:.3g}, usually {center:.2g}",
+                )  # the verdict's window has the numbers
         return "", ""
 
     def _statistics(self, tokens: int) -> dict[str, float]:
-        statistics: dict[str, float] = {"steps": len(self._losses)}
-        for name, window in (("loss", self._losses), ("norm", self._norms)):
+        statistics: dict[str, float] = {"steps": len(self._window["loss"])}
+        for name, window in self._window.items():
             if window:
                 center, deviation = center_and_scale(window, tokens)
                 statistics |= {f"{name}_median": center, f"{name}_deviation": deviation}
         return statistics
-
-
-_SPIKE_ACTIONS: dict[str, Action] = {"ignore": "apply", "warn": "warn", "skip": "skip", "rollback": "rollback"}
 
 
 def center_and_scale(values: Sequence[float], tokens: int) -> tuple[float, float]:

@@ -60,7 +60,7 @@ class Goodput:
 
     def __init__(self, now: float) -> None:
         self._seconds = dict.fromkeys(GOODPUT_PARTS, 0.0)
-        self._accounted_until = now
+        self.accounted_until = now
         self._attempts = 0
         self._unsecured: _UnsecuredSteps | None = None
 
@@ -75,40 +75,36 @@ class Goodput:
         """Return the account as JSON values; ``attempts`` is the number of attempts that have ended."""
         return {
             "seconds": self._seconds,
-            "accounted_until": self._accounted_until,
+            "accounted_until": self.accounted_until,
             "attempts": self._attempts,
             "unsecured": None if self._unsecured is None else asdict(self._unsecured),
         }
 
-    @property
-    def accounted_until(self) -> float:
-        return self._accounted_until
-
     def record_wait(self, now: float) -> None:
-        self._seconds["waiting"] += now - self._accounted_until
-        self._accounted_until = now
+        self._seconds["waiting"] += now - self.accounted_until
+        self.accounted_until = now
 
     def record_attempt(self, now: float, heartbeat: HeartbeatReading | None, failed: bool) -> None:
         """Count an attempt whose last process ended at ``now``, from rank 0's last heartbeat if it wrote one."""
         startup_part = "recovering" if self._attempts else "starting"
         self._attempts += 1
         if heartbeat is None or heartbeat.first_step_at is None or heartbeat.start_step is None:
-            self._seconds[startup_part] += now - self._accounted_until
-            self._accounted_until = now
+            self._seconds[startup_part] += now - self.accounted_until
+            self.accounted_until = now
             return
         # This attempt shows from which step the run went on.
         self._settle_lost(heartbeat.start_step)
         saving = sum(heartbeat.seconds.get(phase, 0.0) for phase in ("saving", "checkpoint"))
         waiting = heartbeat.seconds.get("data", 0.0)
-        startup = heartbeat.first_step_at - self._accounted_until
+        startup = heartbeat.first_step_at - self.accounted_until
         self._seconds[startup_part] += startup
         self._seconds["saving"] += saving
         self._seconds["waiting"] += waiting
         self._seconds["productive"] += heartbeat.productive
-        rest = now - self._accounted_until - startup - saving - waiting - heartbeat.productive
+        rest = now - self.accounted_until - startup - saving - waiting - heartbeat.productive
         # After a failure, the time until it was detected; else the shutdown.
         self._seconds["lost" if failed else "starting"] += rest
-        self._accounted_until = now
+        self.accounted_until = now
         if failed:
             self._unsecured = _UnsecuredSteps(
                 heartbeat.start_step,
@@ -121,8 +117,7 @@ class Goodput:
     def totals(self) -> dict[str, float]:
         """Seconds by part so far; steps after the newest known save count as lost."""
         # On a copy: a later attempt may find a newer save.
-        account = Goodput(self._accounted_until)
-        account._seconds, account._unsecured = dict(self._seconds), self._unsecured
+        account = Goodput.from_state(self.state())
         if self._unsecured is not None:
             account._settle_lost(self._unsecured.durable_step)
         return account._seconds
