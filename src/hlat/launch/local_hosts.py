@@ -246,12 +246,9 @@ def _doctor_command(arguments: Sequence[str], host: str, nodes: int, node: int) 
 
 
 def _report(line: str) -> PreflightReport | None:
-    if not line.startswith("{"):
-        return None
-    try:
-        return PreflightReport.from_dict(json.loads(line))
-    except (ValueError, KeyError, TypeError):
-        return None
+    with suppress(ValueError, KeyError, TypeError):
+        return PreflightReport.from_dict(json.loads(line)) if line.startswith("{") else None
+    return None
 
 
 def merge(hosts: Sequence[str], outputs: Sequence[HostOutput]) -> PreflightReport:

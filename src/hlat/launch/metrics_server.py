@@ -154,10 +154,8 @@ class RunObserver:
         if isinstance(kind, str):
             self._events[kind] += 1
         if kind == "checkpoint":
-            try:
+            with suppress(KeyError, ValueError):  # written by another program
                 self._saved_at = datetime.fromisoformat(str(event["time"])).timestamp()
-            except (KeyError, ValueError):  # written by another program
-                return
 
     def _trouble(self, hang: Hang | None) -> str | None:
         if is_stopped(self._run.parent):
@@ -181,11 +179,10 @@ class RunObserver:
 
     def _settled(self) -> tuple[Goodput, int]:
         """Return the account of the attempts that have ended, and their number."""
-        try:
+        with suppress(OSError, ValueError):  # without a supervisor there is none
             state = json.loads((self._run.beats / GOODPUT_FILE).read_text(encoding="utf-8"))
             return Goodput.from_state(state), int(state["attempts"])
-        except (OSError, ValueError):  # no supervisor
-            return Goodput(self._run.started), 0
+        return Goodput(self._run.started), 0
 
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from hlat.config import Problem, Recipe, RecipeError, SettingNote, own_parts
+from hlat.hardware import Cluster
 from hlat.launch.start_checks import (
     FORECAST_NOTE,
     START_CHECKS,
@@ -180,13 +181,12 @@ def import_parts(world: int, folders: Sequence[str]) -> None:
 
     for folder in folders:
         own_parts.search_beside(Path(folder) / "recipe.yaml")
-    problems: list[dict[str, object]] = []
+    problems: list[dict[str, Any]] = []
     try:
         check_own_parts(Recipe.model_validate_json(sys.stdin.read()), world)
     except RecipeError as error:
-        for each in error.problems:
-            value = {"value": each.value, "has_value": True} if each.has_value else {}
-            problems.append({"path": each.path, "reason": each.reason, "remedy": each.remedy, **value})
+        told = ("path", "reason", "remedy", "value", "has_value")
+        problems = [{name: getattr(each, name) for name in told} for each in error.problems]
     # A package may have printed half a line.
     print("\n" + json.dumps(problems, default=str))  # noqa: T201
 
@@ -201,8 +201,9 @@ def summary_lines(report: StartReport, here: Here) -> Iterator[tuple[str, str]]:
     if inputs := list(report.stage_inputs):
         yield from (("data", line) for line in recipe.by_stage(lambda stage: _data(stage, inputs.pop(0))))
     if here.cluster is not None:
-        yield from (("memory", line) for line in recipe.by_stage(partial(_memory, here=here)))
-        yield from (("time", line) for line in recipe.by_stage(partial(_planned_time, here=here)))
+        for name, describe in (("memory", _memory), ("time", _planned_time)):
+            about = partial(describe, cluster=here.cluster, world=here.world)
+            yield from ((name, line) for line in recipe.by_stage(about))
     elif time := _time_here(recipe, here):
         yield "time", time
     for line in report.chosen:
@@ -221,21 +222,19 @@ def _data(recipe: Recipe, inputs: "InputReport") -> str:
     return "; ".join(words)
 
 
-def _memory(recipe: Recipe, here: Here) -> str:
-    assert here.cluster is not None, "only clusters are asked about"
-    if surely_fits(recipe, here.cluster):
-        return f"surely less than half of the {here.cluster.memory_bytes / _GIB:.0f} GiB of a device"
+def _memory(recipe: Recipe, cluster: Cluster, world: int | None) -> str:
+    if surely_fits(recipe, cluster):
+        return f"surely less than half of the {cluster.memory_bytes / _GIB:.0f} GiB of a device"
     from hlat.planner import recipe_fit  # noqa: PLC0415 - imports torch
 
-    return str(recipe_fit(recipe, here.cluster, here.world))
+    return str(recipe_fit(recipe, cluster, world))
 
 
-def _planned_time(recipe: Recipe, here: Here) -> str:
+def _planned_time(recipe: Recipe, cluster: Cluster, world: int | None) -> str:
     from hlat.planner import days_text, likely, predict_recipe  # noqa: PLC0415 - imports torch
 
-    assert here.cluster is not None, "only clusters are asked about"
     try:
-        found = predict_recipe(recipe, here.cluster, here.world)
+        found = predict_recipe(recipe, cluster, world)
     except PlanError:  # a recipe that fits, and that the cost model does not cover
         return ""
     return f"{days_text(likely(found))}, at {found.step_seconds:.3g} s a step by the plan"

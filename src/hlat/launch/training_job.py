@@ -9,7 +9,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -84,10 +84,9 @@ class TrainingJob:
             )
 
     def _text(self) -> str:
-        try:
+        with suppress(OSError, ValueError, RecipeError):  # it was there when it was loaded
             return find_recipe(self.recipe).read_text(encoding="utf-8")
-        except (OSError, ValueError, RecipeError):  # it was there when it was loaded
-            return ""
+        return ""
 
 
 def supervise_job(
@@ -144,11 +143,10 @@ def accepted_run(
 
 def fits(job: TrainingJob, nproc: int) -> bool:
     """Return True if the job's recipe has a layout for this number of processes."""
-    try:
+    with suppress(RecipeError):
         job.load_as_written(nproc)
-    except RecipeError:
-        return False
-    return True
+        return True
+    return False
 
 
 def parse_nproc(nproc: str | int | None) -> tuple[int, int]:

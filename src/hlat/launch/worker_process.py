@@ -140,11 +140,10 @@ def write_report(file: Path, report: ErrorReport, name: str) -> None:
 
 def read_report(file: Path) -> ErrorReport | None:
     """Read the report of a process; None if it left none: it was killed, or failed before it could write one."""
-    try:
+    with suppress(OSError):
         found = json.loads(file.read_text(encoding="utf-8")).get("hlat")
-    except OSError:
-        return None
-    return None if found is None else ErrorReport(**found)
+        return None if found is None else ErrorReport(**found)
+    return None
 
 
 def _mistake(error: BaseException) -> str:

@@ -272,19 +272,16 @@ def open_saver_progress() -> IO[bytes] | None:
 
 def read_saver_silence(folder: Path, beat: HeartbeatReading) -> float:
     """Seconds without a sign of life of a rank's saver; infinite if it leaves none."""
-    try:
-        with _saver_path(heartbeat_path(folder, beat.rank)).open("r+b") as file:
-            return ProgressRecord.in_file(file).silence(0.0, beat.saver)
-    except OSError:
-        return math.inf
+    with suppress(OSError), _saver_path(heartbeat_path(folder, beat.rank)).open("r+b") as file:
+        return ProgressRecord.in_file(file).silence(0.0, beat.saver)
+    return math.inf
 
 
 def read_heartbeat_run_id(folder: Path) -> str | None:
     """Run id of a heartbeat folder; None if it was not recorded yet."""
-    try:
+    with suppress(FileNotFoundError):
         return (folder / _RUN_ID_FILE).read_text() or None
-    except FileNotFoundError:
-        return None
+    return None
 
 
 def read_heartbeat(folder: Path, rank: int) -> HeartbeatReading | None:
@@ -439,7 +436,6 @@ def _without_line_number(line: str) -> str:
 
 
 def _read_or_empty(path: Path) -> str:
-    try:
+    with suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return ""

@@ -69,7 +69,7 @@ class Prober:
     """Connects to other hosts on a thread."""
 
     def __init__(self) -> None:
-        self._targets: Mapping[int, Target] = {}
+        self.targets: Mapping[int, Target] = {}  # by number of the host
         self._answered: dict[Target, float] = {}
         self._failing: dict[Target, float] = {}
         self._stop = threading.Event()
@@ -84,12 +84,9 @@ class Prober:
             self._stop.set()
             thread.join(2 * _CONNECT)
 
-    def set_targets(self, targets: Mapping[int, Target]) -> None:
-        self._targets = dict(targets)
-
     def unreachable(self) -> dict[str, float]:
         """Return the hosts that answered once and do not answer now, with the seconds since they last did."""
-        now, targets = time.monotonic(), self._targets
+        now, targets = time.monotonic(), self.targets
         return {
             str(index): now - self._answered[target]
             for index, target in targets.items()
@@ -99,7 +96,7 @@ class Prober:
     def _run(self) -> None:
         while not self._stop.is_set():
             begin = time.monotonic()
-            for target, problem in connect_all(set(self._targets.values())).items():
+            for target, problem in connect_all(set(self.targets.values())).items():
                 if problem:
                     self._failing.setdefault(target, begin)
                 else:

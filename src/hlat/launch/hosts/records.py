@@ -200,7 +200,7 @@ class HostTable:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
-        self._seen: dict[int, SeenStatus] = {}
+        self.seen: dict[int, SeenStatus] = {}  # by number of the host
         self._texts: dict[Path, bytes] = {}
 
     def refresh(self, indices: Collection[int] | None = None) -> None:
@@ -212,13 +212,13 @@ class HostTable:
             status = self._read_if_changed(path)
             if status is None:
                 continue
-            before = self._seen.get(status.index)
+            before = self.seen.get(status.index)
             if before is None or before.status.incarnation != status.incarnation:
                 # The first status of a start of the host may have been left behind by an earlier launch. It counts as
                 # alive only if another incarnation was there before, which it has replaced.
-                self._seen[status.index] = SeenStatus(status, now, alive=before is not None)
+                self.seen[status.index] = SeenStatus(status, now, alive=before is not None)
             elif before.status.count != status.count:
-                self._seen[status.index] = SeenStatus(status, now, alive=True)
+                self.seen[status.index] = SeenStatus(status, now, alive=True)
 
     def _read_if_changed(self, path: Path) -> HostStatus | None:
         try:
@@ -232,12 +232,9 @@ class HostTable:
         self._texts[path] = text
         return parse_record(HostStatus, text)
 
-    def seen(self, index: int) -> SeenStatus | None:
-        return self._seen.get(index)
-
     def silence(self, index: int) -> float:
         """Seconds since a host has written a new status; infinite if it never has, as far as is known here."""
-        found = self._seen.get(index)
+        found = self.seen.get(index)
         return self._clock() - found.at if found is not None and found.alive else float("inf")
 
     def living(self, seconds: float) -> dict[int, HostStatus]:
@@ -245,7 +242,7 @@ class HostTable:
         # A host that was never alive is not living, however long silence may last.
         return {
             index: found.status
-            for index, found in sorted(self._seen.items())
+            for index, found in sorted(self.seen.items())
             if found.alive and self.silence(index) <= seconds
         }
 

@@ -46,9 +46,7 @@ def measure(checks: Sequence[HealthCheck], place: HostView) -> dict[str, Facts]:
         try:
             found[check.name] = check.measure(place)
         except (OSError, HlatError) as error:
-            found[check.name] = {
-                "error": str(error.strerror if isinstance(error, OSError) and error.strerror else error)
-            }
+            found[check.name] = {"error": str(getattr(error, "strerror", None) or error)}
     return found
 
 

@@ -117,7 +117,7 @@ class Meeting:
 
     def _is_lost(self, node: int) -> bool:
         """Return True if a host has been alive, and is silent; for host 0 also if it has been started anew."""
-        seen = self._table.seen(node)
+        seen = self._table.seen.get(node)
         if node == 0 and seen is not None and seen.status.incarnation != self._first:
             return True
         return _SILENCE < self._table.silence(node) < math.inf
@@ -141,15 +141,14 @@ class Meeting:
 
     def _read(self, stage: str, node: int) -> Report | None:
         """Read a report of a host that has been seen alive."""
-        seen = self._table.seen(node)
+        seen = self._table.seen.get(node)
         status = self._own if node == self._node else seen.status if seen is not None and seen.alive else None
         if status is None:
             return None
-        try:
+        with suppress(OSError, ValueError):
             content: Report = json.loads(self._file(stage, status).read_bytes())
-        except (OSError, ValueError):
-            return None
-        return content
+            return content
+        return None
 
     def _file(self, stage: str, status: HostStatus) -> Path:
         return self.folder / f"{status.incarnation}-{stage}.json"

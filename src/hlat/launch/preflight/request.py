@@ -69,7 +69,7 @@ def _control_groups() -> Iterator[tuple[int, int]]:
 
 def _control_group(folder: Path) -> Iterator[tuple[int, int]]:
     for limit, usage, cache in _CONTROL_GROUP_FILES:
-        with suppress(OSError, ValueError, StopIteration):
+        with suppress(OSError, ValueError):
             most, used = int((folder / limit).read_text()), int((folder / usage).read_text())
             lines = (folder / "memory.stat").read_text().splitlines()
             cached = next((int(line.split()[1]) for line in lines if line.split()[0] == cache), 0)

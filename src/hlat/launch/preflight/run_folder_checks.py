@@ -34,7 +34,7 @@ from hlat.launch.preflight.request import HostView
 from hlat.resilience import heartbeat_root, read_heartbeat, read_heartbeat_run_id
 from hlat.runtime.process import is_running
 from hlat.runtime.storage.run_folder import LOCK_NAME, read_run_id
-from hlat.runtime.terminal import plural
+from hlat.runtime.terminal import listed, plural
 from hlat.tracking import read_events
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -187,10 +187,9 @@ def _ancestors() -> set[int]:
 
 def _same_network(entry: Path) -> bool:
     """Return True if a process sees the network of this host, not that of a container or a simulated host."""
-    try:
+    with suppress(OSError):
         return (entry / "ns/net").readlink() == (_PROC / "self/ns/net").readlink()
-    except OSError:
-        return True
+    return True
 
 
 def _has_open(entry: Path, lock: os.stat_result) -> bool:
@@ -212,7 +211,7 @@ def _command_line(entry: Path) -> str:
 
 def _leftover_processes(facts: Facts) -> str:
     found = facts["found"]
-    pids = ", ".join(str(pid) for pid, _ in found[:8]) + (", ..." if len(found) > 8 else "")
+    pids = listed((pid for pid, _ in found), 8)
     return found and f"processes of an earlier run in this folder still run: {pids} ({found[0][1]})"
 
 
@@ -378,7 +377,7 @@ RUN_FOLDER_CHECKS = (
         measure=_measure_heartbeats,
         judge=judge_each(
             lambda facts: (
-                facts["found"] and f"folders of heartbeats were left by an earlier run: {', '.join(facts['found'][:3])}"
+                facts["found"] and f"folders of heartbeats were left by an earlier run: {listed(facts['found'])}"
             ),
             is_warning=True,
         ),

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 
 from hlat.config import Recipe
 from hlat.runtime.storage.hub import HubModel
-from hlat.runtime.terminal import escape_name, line_problems, plural
+from hlat.runtime.terminal import escape_name, line_problems, listed, plural
 from hlat.runtime.urls import is_url
 
 _logger = logging.getLogger(__name__)
@@ -41,7 +41,6 @@ _TOLERATION = re.compile(
 )
 _VOLUME = re.compile(r"([a-z0-9][a-z0-9.-]*)?:/[^:]*")
 _CHANGE = re.compile(rf"({'|'.join(ROOTS)})\.[^=]+=.*", re.DOTALL)
-_LISTED = 3  # paths that a message names
 _OF_MODELS = ("data.tokenizer.path", "checkpoint.init_from")  # fields that take the id of a model of the Hub too
 
 
@@ -129,10 +128,9 @@ class KubernetesOptions:
         ]
         if not outside:
             return []
-        more = f", and {len(outside) - _LISTED} more" if len(outside) > _LISTED else ""
         head = f"the recipe names {plural(len(outside), 'path')} in no volume of the pods{_among(places)}"
         remedy = "Give --volume CLAIM:/PATH with a claim that has them, or --volume :/PATH for a folder of the image."
-        text = f"{head}: {', '.join(outside[:_LISTED])}{more}. {remedy}"
+        text = f"{head}: {listed(outside)}. {remedy}"
         if recipe.data.prepared_dir is None or recipe.data.mode == "online":
             return [text]
         # Prepared tokens are read without their text, and only the volume knows whether they are complete.
@@ -157,8 +155,8 @@ class KubernetesOptions:
         return [
             {
                 "key": each["key"],
-                **({"operator": "Exists"} if each["value"] is None else {"operator": "Equal", "value": each["value"]}),
-                **({"effect": each["effect"]} if each["effect"] else {}),
+                "operator": "Exists" if each["value"] is None else "Equal",
+                **{name: each[name] for name in ("value", "effect") if each[name] is not None},
             }
             for each in found
         ]
@@ -192,7 +190,7 @@ def _is_below(path: str, places: list[str]) -> bool:
 
 
 def _among(places: list[str]) -> str:
-    return f" ({', '.join(sorted(places)[:_LISTED])})" if places else ""
+    return f" ({listed(sorted(places))})" if places else ""
 
 
 def probe_problems(recipe: Recipe) -> list[str]:

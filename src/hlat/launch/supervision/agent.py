@@ -291,7 +291,7 @@ class HostAgent:
         if attempt is None or member is None:
             return
         places = {each.index: (each.address, each.port) for each in attempt.members}
-        prober.set_targets({other: places[other] for other in neighbours(member.index, sorted(places))})
+        prober.targets = {other: places[other] for other in neighbours(member.index, sorted(places))}
         if self._ranks is None and attempt.number not in self._started:
             self._started.add(attempt.number)
             self._ranks = HostRanks(attempt, member, self._run.launch, self._beats)

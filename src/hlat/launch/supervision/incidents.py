@@ -59,18 +59,12 @@ class ObservedHang:
         return {"rank": self.hang.ranks[0], **asdict(self.hang), "stack": self.stack, "stacks": stacks}
 
 
-@dataclass(frozen=True)
-class MonitorObservers:
-    """Callbacks of a monitor, by which it reports to the supervisor and asks about the folder."""
-
-    # called, perhaps often, once rank 0 has a heartbeat: from then on it shows what it does
-    on_start: Callable[[], None]
-    on_slow: Callable[[Straggler], None]  # called with each slow rank
-    folder_is_ours: Callable[[], bool]  # returns True if the run's folder is still the folder of this run
-
-
 class RunMonitor:
-    """Finds hangs and slow ranks of one attempt; its watchdog learns over all attempts."""
+    """Finds hangs and slow ranks of one attempt; its watchdog learns over all attempts.
+
+    ``on_start`` is called, perhaps often, once rank 0 has a heartbeat: from then on it shows what it does. ``on_slow``
+    is called with each slow rank. ``folder_is_ours`` returns True if the run's folder is still the folder of this run.
+    """
 
     def __init__(
         self,
@@ -78,10 +72,13 @@ class RunMonitor:
         run_dir: Path,
         watchdog: Watchdog,
         slowness: StragglerDetector,
-        observers: MonitorObservers,
+        on_start: Callable[[], None],
+        on_slow: Callable[[Straggler], None],
+        folder_is_ours: Callable[[], bool],
     ) -> None:
         self._workers, self._run_dir = workers, run_dir
-        self._watchdog, self._slowness, self._observers = watchdog, slowness, observers
+        self._watchdog, self._slowness, self._folder_is_ours = watchdog, slowness, folder_is_ours
+        self._on_start, self._on_slow = on_start, on_slow
         self._next = time.monotonic()
         self.hang: ObservedHang | None = None
         self._at_hang: list[HeartbeatReading] | None = None
@@ -94,10 +91,10 @@ class RunMonitor:
         self._next = now + _CHECK_EVERY
         beats = self.readings()
         if any(beat.rank == 0 for beat in beats):
-            self._observers.on_start()
+            self._on_start()
         # Slow is a rank compared with all others, so all of them have to be there.
         for slow in self._slowness.check(beats, now) if len(beats) == len(self._workers.ranks) else []:
-            self._observers.on_slow(slow)
+            self._on_slow(slow)
         late = self._watchdog.check(beats, now, self._workers.is_stopped)
         hang = self._workers.outage() if late is None else self._workers.locate(late)
         if hang is not None:
@@ -118,15 +115,13 @@ class RunMonitor:
         stack = main_thread_stack(texts.get(hang.ranks[0], ""))
         file = log_path(self._run_dir, 0).with_name(f"hang-step-{hang.step:08d}.txt")
         content = "\n\n".join(f"{_describe_heartbeat(beat)}\n{texts.get(beat.rank, '')}" for beat in beats) + "\n\n"
-        if not self._observers.folder_is_ours():
-            return ObservedHang(hang, stack, None)
-        try:
-            file.parent.mkdir(exist_ok=True)
-            with file.open("a", encoding="utf-8") as log:  # the same step may have hung in an earlier attempt
-                log.write(content)
-        except OSError:  # code that needs the disk will report its error
-            return ObservedHang(hang, stack, None)
-        return ObservedHang(hang, stack, file)
+        with suppress(OSError):  # code that needs the disk will report its error
+            if self._folder_is_ours():
+                file.parent.mkdir(exist_ok=True)
+                with file.open("a", encoding="utf-8") as log:  # the same step may have hung in an earlier attempt
+                    log.write(content)
+                return ObservedHang(hang, stack, file)
+        return ObservedHang(hang, stack, None)
 
 
 def _describe_heartbeat(beat: HeartbeatReading) -> str:
@@ -184,12 +179,11 @@ def _device_fault(end: ProcessExit, run_dir: Path) -> DeviceFault | None:
 
 
 def _log_tail(log: Path) -> str:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except (OSError, ValueError):  # there is none, or it cannot be read: another error is being explained
-        return ""
+    # If there is none, or it cannot be read: another error is being explained.
+    with suppress(OSError, ValueError), log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
+        return file.read().decode(errors="replace")
+    return ""
 
 
 def _cause_order(end: ProcessExit, fault: DeviceFault | None) -> tuple[int, float, int]:
@@ -236,10 +230,9 @@ def _explanation(cause: ProcessExit, exits: Sequence[ProcessExit], log: Path) ->
 
 def signal_name(number: int) -> str:
     """Name of a signal, such as ``SIGKILL``, or its number if it has none."""
-    try:
+    with suppress(ValueError):
         return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return f"signal {number}"
 
 
 class RunEvents:

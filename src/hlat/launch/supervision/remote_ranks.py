@@ -273,7 +273,7 @@ class RemoteRanks:
             self._progressed_at = now
 
     def _look_at(self, member: HostMember, now: float) -> None:
-        seen = self._table.seen(member.index)
+        seen = self._table.seen.get(member.index)
         status = None if seen is None else seen.status
         if seen is not None and status is not None and status.incarnation == member.incarnation:
             if status.attempt == self._attempt.number:

@@ -254,15 +254,13 @@ class _SelfWatch:
 
     def _write_stacks(self, hang: Hang) -> Path | None:
         path = log_path(self._run_dir, self._rank).with_name(f"hang-step-{hang.step:08d}.txt")
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(f"==== rank {self._rank}, pid {os.getpid()}\n")
-                file.flush()
-                faulthandler.dump_traceback(file, all_threads=True)
-                file.write("\n")
-        except OSError:
-            return None
-        return path
+        with suppress(OSError), path.open("a", encoding="utf-8") as file:
+            file.write(f"==== rank {self._rank}, pid {os.getpid()}\n")
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.write("\n")
+            return path
+        return None
 
     def _record(self, observed: ObservedHang) -> None:
         events = RunEvents(self._run_dir / "events.jsonl", lambda: True, lambda kind, fields: None)

@@ -21,7 +21,6 @@ from typing import Any
 from hlat.config import Recipe, RecoveryConfig
 from hlat.launch.metrics_process import Observe, unobserved
 from hlat.launch.supervision.incidents import (
-    MonitorObservers,
     ObservedHang,
     RunEvents,
     RunMonitor,
@@ -262,8 +261,8 @@ class Supervisor:
         self._attempts.keep(self.state())  # before the start: whoever takes over goes on with this attempt
         with self._showing_start() as has_started, self._attempts.start(environment) as ranks:
             self._ranks, slowness = ranks, StragglerDetector(run.recovery.slow_factor)
-            observers = MonitorObservers(has_started, self._report_slow, self._folder_is_ours)
-            monitor = RunMonitor(ranks, run.run_dir, self._watchdog, slowness, observers)
+            callbacks = has_started, self._report_slow, self._folder_is_ours
+            monitor = RunMonitor(ranks, run.run_dir, self._watchdog, slowness, *callbacks)
             exits = wait_for_processes(ranks, stops, monitor)
             readings = {beat.rank: beat for beat in monitor.readings()}
             ranks.end_leftovers(_SAVING, lambda: len(stops.received) > 1)
