@@ -75,7 +75,7 @@ def test_a_durable_step_is_recorded_with_the_productive_seconds_up_to_it(rank):
 
 def test_the_heartbeat_of_a_rank_killed_while_writing_can_be_read(rank):
     rank.go("forward", 1.0)
-    rank.beat._at.version += 1  # odd: as if between the two halves of a change
+    rank.beat.content.version += 1  # odd: as if between the two halves of a change
     assert rank.read().phase == "forward"
 
 

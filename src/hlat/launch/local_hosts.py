@@ -70,17 +70,15 @@ class LocalRequest:
         program = shlex.split(self.program) if self.program else hlat_command([])
         nodes = str(count) if self.least is None else f"{self.least}:{count}"
         common = [*program, "train", self.recipe, *self.overrides, "--nproc", str(self.nproc), "--nodes", nodes]
-        if not self.hosts:
-            # A rehearsal stays on this machine: nothing listens on the network.
-            words = [[*common, "--node", str(node), "--address", "127.0.0.1"] for node in range(count)]
-            return [HostCommand(f"host {node}", tuple(each), is_remote=False) for node, each in enumerate(words)]
+        # A rehearsal stays on this machine: nothing listens on the network.
+        here = [(f"host {node}", "127.0.0.1") for node in range(count)]
         found = []
-        for node, host in enumerate(self.hosts):
-            name, _, address = host.partition("=")
+        for node, (name, address) in enumerate([host.partition("=")[::2] for host in self.hosts] or here):
             own = [*common, "--node", str(node), *(["--address", address] if address else [])]
             # exec: no shell stays between the terminal and the supervisor
             script = f"cd {shlex.quote(str(folder))} && exec {shlex.join(own)}"
-            found.append(HostCommand(name, (*shlex.split(self.ssh), name, script), is_remote=True))
+            words = [*shlex.split(self.ssh), name, script] if self.hosts else own
+            found.append(HostCommand(name, tuple(words), is_remote=bool(self.hosts)))
         return found
 
     def _problems(self, names: Sequence[str], count: int) -> list[str]:

@@ -33,7 +33,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 
-from hlat.resilience import GOODPUT_FILE, Goodput, Hang, HeartbeatReading, Watchdog, read_heartbeat
+from hlat.resilience import GOODPUT_FILE, Goodput, HeartbeatReading, Watchdog, read_heartbeat
 from hlat.runtime import version
 from hlat.runtime.helper_process import Channel
 from hlat.runtime.process import is_running, is_stopped
@@ -128,7 +128,10 @@ class RunObserver:
         pids = {beat.rank: beat.pid for beat in beats}
         # A rank that has ended does not hang: its supervisor restarts it, perhaps after waiting for another host.
         live = [beat for beat in beats if is_running(beat.pid)]
-        trouble = self._trouble(self._watchdog.check(live, now, lambda rank: is_stopped(pids[rank])))
+        hang = self._watchdog.check(live, now, lambda rank: is_stopped(pids[rank]))
+        trouble = None if hang is None else str(hang)
+        if is_stopped(self._run.parent):
+            trouble = f"process {self._run.parent} is stopped by a signal"
         return RunObservation(
             attempts=attempts,
             beats=beats,
@@ -156,11 +159,6 @@ class RunObserver:
         if kind == "checkpoint":
             with suppress(KeyError, ValueError):  # written by another program
                 self._saved_at = datetime.fromisoformat(str(event["time"])).timestamp()
-
-    def _trouble(self, hang: Hang | None) -> str | None:
-        if is_stopped(self._run.parent):
-            return f"process {self._run.parent} is stopped by a signal"
-        return None if hang is None else str(hang)
 
     def _goodput(self, attempts: int, beats: list[HeartbeatReading], now: float) -> dict[str, float]:
         """Return the seconds by part until the end of rank 0's last phase; later ones are not known yet."""

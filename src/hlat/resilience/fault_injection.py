@@ -60,12 +60,13 @@ class FaultInjector:
 
     def __call__(self, phase: str) -> None:
         for number, fault in self._own_faults:
+            # A fault of kind nan needs gradients, which exist when they are reduced.
+            if phase != ("reduce" if fault.kind == "nan" else fault.phase):
+                continue
             if fault.kind == "slow":
-                if phase == fault.phase and fault.at_step <= self._step < fault.at_step + fault.steps:
+                if fault.at_step <= self._step < fault.at_step + fault.steps:
                     self._sleep(fault.seconds)
-            elif (
-                self._step == fault.at_step and phase == _phase_of(fault) and self._once.claim(f"{number}-{fault.kind}")
-            ):
+            elif self._step == fault.at_step and self._once.claim(f"{number}-{fault.kind}"):
                 self._inject(fault)
         # Their samples are those of this step's batch.
         if phase == "reduce" and any(self._samples in self._batches.batch(it.at_step - 1) for it in self._spikes):
@@ -102,11 +103,6 @@ _SIGNALS = {
     "sigterm": signal.SIGTERM,
     "sigusr1": signal.SIGUSR1,
 }
-
-
-def _phase_of(fault: FaultConfig) -> str:
-    # A fault of kind nan needs gradients, which exist when they are reduced.
-    return "reduce" if fault.kind == "nan" else fault.phase
 
 
 def _flip_bit(tensor: torch.Tensor) -> None:

@@ -136,17 +136,17 @@ class Heartbeat:
     """Heartbeat of this rank, a phase observer; only the main thread may call it. OSError without a file."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._folder, self.saver_path = clock, path.parent, _saver_path(path)
+        self._clock, self.folder, self.saver_path = clock, path.parent, _saver_path(path)
         self._step: Callable[[], int] = lambda: 0
         self._productive_by_step: dict[int, float] = {}  # productive seconds at each step that is being saved
         with path.open("w+b") as file:
             file.truncate(ctypes.sizeof(_Content))
             mapped = mmap.mmap(file.fileno(), ctypes.sizeof(_Content))
-        self._at: Any = _Content.from_buffer(mapped)
+        self.content: Any = _Content.from_buffer(mapped)
         self._first_step_begun = False
-        self._at.start_step = self._at.durable_step = -1
-        self._at.phase, self._at.since, self._at.alive_at = PHASES.index(current_phase()), clock(), clock()
-        self._at.pid = os.getpid()  # last: without it the file is not complete
+        self.content.start_step = self.content.durable_step = -1
+        self.content.phase, self.content.since, self.content.alive_at = PHASES.index(current_phase()), clock(), clock()
+        self.content.pid = os.getpid()  # last: without it the file is not complete
         begin: int = _Content.progress_at.offset  # type: ignore[attr-defined]  # a descriptor of the structure
         # In the file, so that the supervisor reads it too.
         self.progress = ProgressRecord(memoryview(mapped)[begin : begin + ProgressRecord.BYTES], clock)
@@ -156,7 +156,7 @@ class Heartbeat:
 
     def __call__(self, phase: str) -> None:
         """End the current phase and begin another."""
-        at, now = self._at, self._clock()
+        at, now = self.content, self._clock()
         at.version += 1  # odd: a reader tries again
         before, duration = int(at.phase), now - at.since
         at.seconds[before] += duration
@@ -172,23 +172,12 @@ class Heartbeat:
     def record_durable_step(self, step: int) -> None:
         seconds = self._productive_by_step.get(step, self._productive())
         self._productive_by_step = {later: value for later, value in self._productive_by_step.items() if later > step}
-        self._at.durable_seconds, self._at.durable_step = seconds, step
-        self._at.saves += 1
-
-    def reset_durable_step(self, step: int | None) -> None:
-        """Record an earlier durable step, or None: newer states are damaged."""
-        self._at.durable_step = -1 if step is None else step
-
-    def record_saver(self, pid: int) -> None:
-        self._at.saver = pid
-
-    def record_run_id(self, run_id: str) -> None:
-        with suppress(OSError):  # the supervisor has ended, and its folder is gone
-            (self._folder / _RUN_ID_FILE).write_text(run_id)
+        self.content.durable_seconds, self.content.durable_step = seconds, step
+        self.content.saves += 1
 
     def record_sample(self, waiting: bool, location: str, seconds: float) -> None:
         """Record a sample of the main thread, taken ``seconds`` after the last one; called by the sampling thread."""
-        at = self._at
+        at = self.content
         (at.waited if waiting else at.busy)[int(at.phase)] += seconds
         at.location = location.encode()[-_LOCATION_BYTES:]
         at.waiting, at.alive_at = waiting, self._clock()
@@ -196,12 +185,12 @@ class Heartbeat:
     def _begin_first_step(self, now: float) -> None:
         self._first_step_begun = True
         # What came before the first step is startup, not seconds of phases.
-        for table in (self._at.seconds, self._at.longest):
+        for table in (self.content.seconds, self.content.longest):
             table[:] = [0.0] * len(PHASES)
-        self._at.start_step, self._at.first_step_at = self._step(), now
+        self.content.start_step, self.content.first_step_at = self._step(), now
 
     def _productive(self) -> float:
-        return sum(float(self._at.seconds[PHASES.index(phase)]) for phase in PRODUCTIVE)
+        return sum(float(self.content.seconds[PHASES.index(phase)]) for phase in PRODUCTIVE)
 
 
 _heartbeat: Heartbeat | None = None
@@ -248,19 +237,20 @@ def record_durable_step(step: int) -> None:
 def reset_durable_step(step: int | None) -> None:
     """Record in the heartbeat an earlier durable step, or None: newer states are damaged."""
     if _heartbeat is not None:
-        _heartbeat.reset_durable_step(step)
+        _heartbeat.content.durable_step = -1 if step is None else step
 
 
 def record_run_id(run_id: str) -> None:
     """Record the run id in the heartbeat folder, for the supervisor."""
     if _heartbeat is not None:
-        _heartbeat.record_run_id(run_id)
+        with suppress(OSError):  # the supervisor has ended, and its folder is gone
+            (_heartbeat.folder / _RUN_ID_FILE).write_text(run_id)
 
 
 def record_saver(pid: int) -> None:
     """Record in the heartbeat the saver process of this rank, which may outlive it for a while."""
     if _heartbeat is not None:
-        _heartbeat.record_saver(pid)
+        _heartbeat.content.saver = pid
 
 
 def open_saver_progress() -> IO[bytes] | None:

@@ -18,7 +18,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -248,12 +248,8 @@ class RunEvents:
         self._show(kind, fields)
         if not self._folder_is_ours():
             return
-        with suppress(StorageError):
-            events = EventLog(self._path)
-            try:
-                events.append(kind, **fields)
-            finally:
-                events.close()
+        with suppress(StorageError), closing(EventLog(self._path)) as events:
+            events.append(kind, **fields)
 
     def incident(
         self,
