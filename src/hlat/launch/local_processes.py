@@ -32,7 +32,7 @@ from types import FrameType
 from typing import IO, Protocol
 
 from hlat.runtime.backend.table import interface_variables
-from hlat.runtime.distributed.network import RUN_SECRET_ENV, is_loopback, listen
+from hlat.runtime.distributed.network import RUN_SECRET_ENV, interface_of, is_loopback, listen
 from hlat.runtime.process import INTERRUPTED_MESSAGE, LAUNCHER_ENV, STOP_SIGNALS, stop_exit_code
 from hlat.runtime.terminal import erase_line
 
@@ -159,7 +159,6 @@ def launch_forked(work: Callable[[], int], environment: Mapping[str, str], folde
 
 
 _LOOPBACK = "127.0.0.1"
-_LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 
 class SpawnedRanks:
@@ -301,7 +300,7 @@ def rank_environment(local: int, places: RankPlaces) -> dict[str, str]:
     defaults = {
         "OMP_NUM_THREADS": max(1, own_cores() // places.nproc),  # by default each process takes all cores
         # By default gloo resolves this machine's name. On a network, a rank takes the interface that reaches the store.
-        **(dict.fromkeys(interface_variables(), _LOOPBACK_INTERFACE) if is_loopback(places.address) else {}),
+        **(dict.fromkeys(interface_variables(), interface_of(places.address)) if is_loopback(places.address) else {}),
     }
     unset = {name: value for name, value in defaults.items() if name not in os.environ}
     return {name: str(value) for name, value in {**unset, **own}.items()}

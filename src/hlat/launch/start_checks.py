@@ -200,23 +200,16 @@ _TOKEN_BYTES = 4  # bytes of a token id in prepared data, at most
 
 
 def check_device(place: StartPlace) -> Iterator[Problem]:
-    """Yield a device that this machine does not have."""
-    run = place.sections.get("run")
+    """Yield a device that this machine does not have, or fp8 on a CPU; an accelerator's is known when it is opened."""
+    run, precision = place.sections.get("run"), place.sections.get("precision")
     if run is None or place.here.processes is None:
         return
     if reason := absent_device(run.device):
         remedy = "Use run.device=auto, or start the run where there is one; `hlat check --no-files` checks the rest."
         yield Problem("run.device", reason, remedy, run.device, True)
-
-
-def check_precision(place: StartPlace) -> Iterator[Problem]:
-    """Yield fp8 on a CPU; whether an accelerator has it is known when it is opened."""
-    run, section = place.sections.get("run"), place.sections.get("precision")
-    if run is None or section is None or place.here.processes is None or section.mode != "fp8":
-        return
-    if not expects_accelerator(run.device) and not absent_device(run.device):
+    elif precision is not None and precision.mode == "fp8" and not expects_accelerator(run.device):
         remedy = "Use precision.mode=mixed, or bf16-sr for half the memory."
-        yield Problem("precision.mode", "torch has no fp8 products on a CPU.", remedy, section.mode, True)
+        yield Problem("precision.mode", "torch has no fp8 products on a CPU.", remedy, precision.mode, True)
 
 
 def check_schedule(place: StartPlace) -> Iterator[Problem]:
@@ -397,7 +390,6 @@ StartCheck = Callable[[StartPlace], Iterator[Problem | SettingNote]]
 START_CHECKS: tuple[StartCheck, ...] = (
     check_written_folders,
     check_device,
-    check_precision,
     check_schedule,
     check_inputs_given,
     check_sequence_length,

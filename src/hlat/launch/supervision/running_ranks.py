@@ -128,11 +128,6 @@ class ProcessExit:
         return self.report is None and self.code in STOP_EXIT_CODES
 
     @property
-    def host_is_lost(self) -> bool:
-        """True if the host of the process is lost: the others wait for it in vain."""
-        return self.report is not None and self.report.kind == "lost"
-
-    @property
     def failed(self) -> bool:
         """True if the process neither finished nor saved and stopped."""
         return self.code != 0 and not self.stopped
@@ -186,7 +181,7 @@ def wait_for_processes(
         if failed and not tracker.sent and waited > _NOTICING:  # these have not noticed the failure themselves
             tracker.send(signal.SIGTERM)
         # Ranks do not notice the loss of a host, and would wait for it in vain.
-        lost = any(exited.host_is_lost for exited in tracker.exits.values())
+        lost = any(exited.report is not None and exited.report.kind == "lost" for exited in tracker.exits.values())
         if lost or waited > _ENDING or forwarded > 2 or (tracker.running and hangs()):
             tracker.kill()
         if tracker.running:

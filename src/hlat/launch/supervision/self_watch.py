@@ -51,7 +51,6 @@ from hlat.runtime.storage.local_files import write_atomic
 from hlat.runtime.terminal import listed
 
 _ALARM = "alarm"
-_Identity = tuple[int, int] | None
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class HangReports:
     def _file(self, rank: int) -> Path:
         return self._folder / f"rank-{rank:05d}.json"
 
-    def _alarm(self) -> _Identity:
+    def _alarm(self) -> tuple[int, int] | None:
         with suppress(OSError):
             found = (self._folder / _ALARM).stat()
             return found.st_ino, found.st_mtime_ns  # each alarm is a new file

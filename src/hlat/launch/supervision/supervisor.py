@@ -109,10 +109,6 @@ class _Attempt:
     hosts: dict[int, str]  # names, by rank
 
     @property
-    def failed(self) -> bool:
-        return self.outcome.cause is not None
-
-    @property
     def start_steps(self) -> list[int]:
         return [beat.start_step for beat in self.beats.values() if beat.start_step is not None]
 
@@ -142,7 +138,8 @@ class Supervisor:
         self._watchdog = Watchdog(run.recovery.hang_seconds)
         self._goodput = Goodput(time.monotonic())
         self._events = RunEvents(run.run_dir / "events.jsonl", self._folder_is_ours, run.voice.show_event)
-        self._deadline = _deadline(run.recovery)
+        seconds = run.recovery.deadline_seconds
+        self._deadline = None if seconds is None else machine_clock() + seconds
         self._count = 0
         self._trained = False
         self._durable_step = 0  # newest step that is known to be durable
@@ -164,7 +161,7 @@ class Supervisor:
             attempt = self._attempt()
             first = attempt.beats.get(0)
             self._durable_step = _durable_step(attempt, self._durable_step)
-            self._goodput.record_attempt(time.monotonic(), first, attempt.failed)
+            self._goodput.record_attempt(time.monotonic(), first, attempt.outcome.cause is not None)
             self._publish_goodput()
             if first is not None and first.start_step is not None:
                 self._trained = True
@@ -354,10 +351,6 @@ def _failure_kind(attempt: _Attempt, cause: ProcessExit) -> AttemptFailureKind:
     if report.is_bug or (report.retryable and report.error == DeviceMemoryError.__name__):
         return "exception"
     return "passing" if report.retryable else "user"
-
-
-def _deadline(recovery: RecoveryConfig) -> float | None:
-    return None if recovery.deadline_seconds is None else machine_clock() + recovery.deadline_seconds
 
 
 def _goodput_line(seconds: dict[str, float]) -> str:
