@@ -68,7 +68,9 @@ def held(seeds: range, noise: float, shared: float = 0.0, again: int = 0) -> int
     count = 0
     for seed in seeds:
         whole = math.hypot(noise, shared)
-        fit = fit_range([*observations(noise=noise, seed=seed, shared=shared), *repeats(whole, again, seed)], samples=60)
+        fit = fit_range(
+            [*observations(noise=noise, seed=seed, shared=shared), *repeats(whole, again, seed)], samples=60
+        )
         own = np.random.default_rng(10**6 + seed).normal(0, whole)
         loss = LAW.loss(*TARGET) * math.exp(own)
         count += fit.loss(*TARGET).low <= loss <= fit.loss(*TARGET).high

@@ -94,7 +94,9 @@ def test_every_run_is_a_recipe_and_together_they_spread(tmp_path: Path, words: t
         assert set(recipe.model.layer_types or ()) == set(goal.recipe.model.layer_types or ()), "every kind of layer"
         assert recipe.total_steps == run.steps >= LEAST_STEPS and recipe.total_tokens == run.tokens
         assert count_parameters(recipe.model).total == run.parameters < whole
-        assert recipe.training.seed == (run.seed or 3) and recipe.batch.global_batch == 8 and recipe.optimizer.lr == 2e-3
+        assert (
+            recipe.training.seed == (run.seed or 3) and recipe.batch.global_batch == 8 and recipe.optimizer.lr == 2e-3
+        )
         assert recipe.evaluation.sequences == goal.recipe.evaluation.sequences, "the same ones"
         assert 20 <= math.ceil(run.steps / recipe.evaluation.every_steps) <= 40
     cheapest, *again = [runs[0], *runs[4:8]]
@@ -132,7 +134,9 @@ def test_a_fork_goes_on_where_its_trunk_had_the_rates_of_a_run_of_its_own(tmp_pa
     """Every step that two runs of a size share has the same rate in both: the law of wsd."""
     folder = tmp_path_factory.mktemp("trunk")
     goal = target(folder, f"schedule.decay_fraction={decay}", f"schedule.warmup_steps={warmup}")
-    runs = [run for run in next(candidates(goal, Axes(sizes=("w16",)))) if run.name.startswith("16x") and run.seed is None]
+    runs = [
+        run for run in next(candidates(goal, Axes(sizes=("w16",)))) if run.name.startswith("16x") and run.seed is None
+    ]
     first = runs[0].overrides
     recipes = [load_recipe(goal.source, [*goal.words, *first, *run.overrides]) for run in runs]
     for before, after, run in zip(recipes, recipes[1:], runs[1:], strict=False):
