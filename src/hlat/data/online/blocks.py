@@ -19,11 +19,10 @@ hundredth bad row on, since it means little before.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hlat.data.documents import SplitRule, Vocabulary, content_bytes
 from hlat.data.formats.base import WHOLE, FileRange, RangeReader
@@ -31,7 +30,6 @@ from hlat.data.formats.rows import InputFile, Row, convert_file_errors
 from hlat.data.online.streams import StreamDocument
 from hlat.data.online.worker_protocol import WorkerPlan
 from hlat.data.prepared.bad_rows import MIN_BAD_ROWS, too_many_bad_rows
-from hlat.data.samples.order import EpochOrder
 from hlat.data.source_file import SourceFile
 from hlat.data.stores.local_files import ContentRecord
 from hlat.runtime.errors import DataError
@@ -39,11 +37,8 @@ from hlat.runtime.errors import DataError
 _MIN_BYTES, _MAX_BYTES = 1 << 12, 1 << 22  # size of a block
 _BLOCKS_PER_STREAM = 2
 
-Int64s = npt.NDArray[np.int64]
 
-
-@dataclass(frozen=True)
-class FileBlock:
+class FileBlock(NamedTuple):
     """A range of a file of the corpus, which is read as one."""
 
     file: int  # index of the file
@@ -62,21 +57,12 @@ def choose_block_bytes(total: int, streams: int) -> int:
 
 def split_file(index: int, file: SourceFile, size: int) -> list[FileBlock]:  # size: approximate bytes of a block
     """Return the blocks of a file, in order; DataError if it cannot be read or is damaged."""
-    with convert_file_errors(Path(file.path), file.format.kind):
-        return [FileBlock(index, part.start, part.stop) for part in _ranges(file, size)]
-
-
-def _ranges(file: SourceFile, size: int) -> Iterator[FileRange]:
-    if file.cached_store is not None:
-        yield from file.format.remote_ranges(Path(file.path), file.size, size)  # without fetching it
-        return
-    with file.open_local() as local, file.as_input(local, None) as opened:
-        yield from file.format.ranges(opened, size)
-
-
-def blocks_to_array(blocks: list[FileBlock]) -> Int64s:
-    """Return (file, start, stop) of each block as int64, shape (blocks, 3)."""
-    return np.array([(block.file, block.start, block.stop) for block in blocks], dtype=np.int64).reshape(-1, 3)
+    path = Path(file.path)
+    with convert_file_errors(path, file.format.kind):
+        if file.cached_store is not None:  # without fetching it
+            return [FileBlock(index, *part) for part in file.format.remote_ranges(path, file.size, size)]
+        with file.as_input(path, None) as opened:
+            return [FileBlock(index, *part) for part in file.format.ranges(opened, size)]
 
 
 CONTENT_FILE = "corpus.content"
@@ -185,7 +171,8 @@ class BadRowMonitor:
         if row.error is None:
             return
         self._unreadable += 1
-        where, error = _describe_row(file, block, row), row.error
+        error = row.error
+        where = f"{file.path}{file.format.address(block.start + row.row, error.line, row.position)}"
         if self._share == 0:
             raise DataError(
                 f"{where}: {error.reason}. {error.remedy} Or set data.unreadable_rows to the share of the rows that "
@@ -214,11 +201,6 @@ class BadRowMonitor:
         return notes
 
 
-def _describe_row(file: SourceFile, block: FileBlock, row: Row) -> str:
-    line = None if row.error is None else row.error.line
-    return f"{file.path}{file.format.address(block.start + row.row, line, row.position)}"
-
-
 class DocumentReader:
     """Reads documents from blocks, following a worker's plan."""
 
@@ -230,45 +212,36 @@ class DocumentReader:
         self._files = plan.source_files()
         self.content = CorpusContent(self._files, map(Path, plan.records), plan.fingerprint)
         self._block_reader = BlockReader(plan.vocabulary, self.content)
-        self._bad_rows = BadRowMonitor(plan.unreadable_share)
-
-    def notes(self) -> list[str]:
-        return self._bad_rows.notes()
+        self.bad_rows = BadRowMonitor(plan.unreadable_share)
 
     def documents(self, source: int, partition: int, partitions: int) -> Callable[[int, int], Iterator[StreamDocument]]:
         """Return a function (block, row) -> the partition's documents from there on, without end."""
+        own, order = self._plan.sources[source], self._orders[source]
 
         def documents(block_number: int, row: int) -> Iterator[StreamDocument]:
             empty_blocks = 0
             while True:
                 # The partition's offset rotates, so that a block of only validation text cannot starve one stream.
-                block = self._block(
-                    source, self._orders[source], block_number * partitions + (partition + block_number) % partitions
-                )
+                position = block_number * partitions + (partition + block_number) % partitions
+                block = FileBlock(*self._blocks[own.first_block + int(order.items([position])[0])].tolist())
                 empty_blocks += 1
                 for document in self._training_documents(block, block_number, row):
                     empty_blocks = 0
                     yield document
                 block_number, row = block_number + 1, 0
-                self._refuse_empty_source(source, empty_blocks, self._orders[source].epoch_length)
+                # If one of N blocks had a document, the probability of missing it for 32 epochs would be e^-32.
+                if empty_blocks > 32 * order.epoch_length:
+                    raise DataError(
+                        f"{own.name}: no text for training: every document is null, empty, or validation text."
+                    )
 
         return documents
-
-    def _block(self, source: int, order: EpochOrder, position: int) -> FileBlock:
-        number = self._plan.sources[source].first_block + int(order.items([position])[0])
-        return FileBlock(*self._blocks[number].tolist())
 
     def _training_documents(self, block: FileBlock, block_number: int, row: int) -> Iterator[StreamDocument]:
         """Yield documents from ``row`` on that are neither null, empty nor validation text."""
         file = self._files[block.file]
         for found_row in self._block_reader.rows(file, block, row):
-            self._bad_rows.count(file, block, found_row)
+            self.bad_rows.count(file, block, found_row)
             content = found_row.content
             if content is not None and len(content) and self._split_rule.split_of(content_bytes(content)) == "train":
                 yield StreamDocument(block_number, found_row.row, content)
-
-    def _refuse_empty_source(self, source: int, empty_blocks: int, epoch_length: int) -> None:
-        # If one of N blocks had a document, the probability of missing it for 32 epochs would be e^-32.
-        if empty_blocks > 32 * epoch_length:
-            name = self._plan.sources[source].name
-            raise DataError(f"{name}: no text for training: every document is null, empty, or validation text.")

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from hlat.config import BatchSchedule, DataConfig
 from hlat.data.corpus_files import cache_location
-from hlat.data.online.streams import RowSettings, StreamAssignment, assign_streams, row_stride
+from hlat.data.online.streams import Int64s, RowSettings, StreamAssignment, assign_streams
 from hlat.data.online.worker_protocol import Frame, SourcePlan, WorkerPlan, unpack_rows
 from hlat.data.prepared.manifest import SourceRecord
 from hlat.data.prepared.prepared_folder import PreparedData
@@ -44,8 +43,7 @@ def build_worker_plan(
     """
     manifest = prepared.manifest
     assert manifest.blocks is not None, "prepared for mode online"
-    weighted = is_weighted(config)
-    counts = manifest.blocks.counts
+    sources, phases = _sources_and_phases(config, manifest.blocks.counts, seed)
     folder, limit = cache_location(config, prepared.dir)
     return WorkerPlan(
         block_file=str(prepared.dir / manifest.blocks.file),
@@ -57,8 +55,8 @@ def build_worker_plan(
         shuffle=config.shuffle,
         validation_below=manifest.blocks.below,
         unreadable_share=config.unreadable_rows,
-        sources=_weighted_sources(config, counts, seed) if weighted else [_joined_source(config, counts, seed)],
-        phases=phase_weights(config) if weighted else [PhaseWeights((1,))],  # else one source, all joined
+        sources=sources,
+        phases=phases,
         assignment=assignment,
         streams=[],
         first=0,
@@ -82,20 +80,18 @@ def _as_now(source: SourceRecord) -> SourceRecord:
     return source.model_copy(update={"mtime_ns": mtime_ns, "index": index})
 
 
-def _weighted_sources(config: DataConfig, counts: list[int], seed: int) -> list[SourcePlan]:
-    firsts = [sum(counts[:index]) for index in range(len(counts))]
-    return [
-        SourcePlan(source.label, first, [count], [1.0], stream_key(seed, "source", index))
-        for index, (source, first, count) in enumerate(zip(config.sources, firsts, counts, strict=True))
+def _sources_and_phases(
+    config: DataConfig, counts: list[int], seed: int
+) -> tuple[list[SourcePlan], list[PhaseWeights]]:
+    """Plan the sources, given by their numbers of blocks; without weights they are one, all joined."""
+    if not is_weighted(config):
+        repeats = [source.repeat for source in config.sources] or [1.0]
+        return [SourcePlan("the corpus", 0, counts, repeats, seed)], [PhaseWeights((1,))]
+    plans = [
+        SourcePlan(source.label, sum(counts[:index]), [count], [1.0], stream_key(seed, "source", index))
+        for index, (source, count) in enumerate(zip(config.sources, counts, strict=True))
     ]
-
-
-def _joined_source(config: DataConfig, counts: list[int], seed: int) -> SourcePlan:
-    repeats = [source.repeat for source in config.sources] or [1.0]
-    return SourcePlan("the corpus", 0, counts, repeats, seed)
-
-
-Int64s = npt.NDArray[np.int64]
+    return plans, phase_weights(config)
 
 
 @sendable
@@ -262,7 +258,7 @@ class OnlineData:
         repeated = list[str]()
         for source in plan.sources:
             partitions = source.partition_count(assignment.streams)
-            if (repetitions := row_stride(assignment.streams, partitions)) > 1:
+            if (repetitions := assignment.streams // partitions) > 1:
                 repeated.append(
                     f"{source.name} has only {plural(sum(source.blocks), 'block')} for "
                     f"{plural(assignment.streams, 'stream')}: its text is tokenized "

@@ -14,7 +14,7 @@ on, from blocks all over the corpus.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from io import BytesIO
@@ -42,7 +42,6 @@ from hlat.data.online.blocks import (
     BlockReader,
     CorpusContent,
     FileBlock,
-    blocks_to_array,
     choose_block_bytes,
     split_file,
 )
@@ -82,7 +81,7 @@ def prepare_online(
     config: DataConfig,
     out_dir: str | Path,
     validation_tokens: int | None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: ProgressCallback | None = None,
 ) -> PreparedData:
     """Prepare everything online training needs besides the text itself; return at once if that is done already.
 
@@ -157,22 +156,22 @@ class _OnlinePreparation:
         folder: Path,
         files: list[SourceFile],
         validation_tokens: int | None,
-        progress: Callable[[str, int, int], None],
+        progress: ProgressCallback,
     ) -> None:
         self._config, self._folder, self._progress = config, folder, progress
         self._listed, self._files = files, [_without_hash(file) for file in files]
         self._wanted = validation_tokens
-        share = config.validation.fraction if config.validation.path is None else 0.0
-        self._below = hash_threshold(share)
+        self._share = config.validation.fraction if config.validation.path is None else 0.0
+        self._below = hash_threshold(self._share)
 
     def run(self, settings: dict[str, object]) -> None:
         """Write all files, the manifest last."""
         blocks, counts = self._blocks()
         tokenizer, notes = self._tokenizer()
         buffer = BytesIO()
-        np.save(buffer, blocks_to_array(blocks), allow_pickle=False)
-        write_atomic(self._folder / BLOCKS_FILE, buffer.getvalue())
+        np.save(buffer, np.array(blocks, dtype=np.int64), allow_pickle=False)  # shape (blocks, 3)
         content = buffer.getvalue()
+        write_atomic(self._folder / BLOCKS_FILE, content)
         sha256 = hashlib.sha256(content).hexdigest()
         record = BlocksRecord(file=BLOCKS_FILE, sha256=sha256, bytes=len(content), counts=counts, below=self._below)
         dtype = token_dtype(tokenizer.vocab_size)
@@ -202,8 +201,8 @@ class _OnlinePreparation:
     def _tokenizer(self) -> tuple[Tokenizer, list[str]]:
         """Load or train the tokenizer and save it; return it, and notes for the user."""
         corpus = Corpus(self._files, range(len(self._files)), self._config.unreadable_rows)
-        share = self._config.validation.fraction if self._config.validation.path is None else 0.0
-        return make_tokenizer(self._config, corpus, SplitPlan(share), self._folder / TOKENIZER_FOLDER, self._progress)
+        plan = SplitPlan(self._share)
+        return make_tokenizer(self._config, corpus, plan, self._folder / TOKENIZER_FOLDER, self._progress)
 
     # --- validation --------------------------------------------------------------------------------------------------
 

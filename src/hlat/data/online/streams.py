@@ -22,7 +22,6 @@ first document of its group and the row's index in the group.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import gcd
 from typing import NamedTuple
 
 import numpy as np
@@ -93,12 +92,6 @@ class StreamAssignment:
             for count in (self.streams - distance, self.streams + distance)
             if count > 0 and StreamAssignment(self.index, self.ranks, self.batches, count, self.seed).is_even
         )
-
-
-def row_stride(streams: int, partitions: int) -> int:
-    """Return the row stride of a stream, which keeps every (streams // partitions)-th row of its partition."""
-    assert gcd(streams, partitions) == partitions, "the number of partitions divides the number of streams"
-    return streams // partitions
 
 
 _GROUP = 32  # rows packed together; a larger group has less padding and takes more memory

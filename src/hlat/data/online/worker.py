@@ -22,11 +22,10 @@ from typing import NamedTuple
 import numpy as np
 
 from hlat.data.documents import Content, tokenize_contents
-from hlat.data.online.blocks import CorpusContent, DocumentReader
-from hlat.data.online.streams import RowStream, StreamCursor, assign_streams, row_stride
-from hlat.data.online.worker_protocol import Frame, Int64s, WorkerPlan, pack_row
+from hlat.data.online.blocks import DocumentReader
+from hlat.data.online.streams import Int64s, RowStream, StreamCursor, assign_streams
+from hlat.data.online.worker_protocol import Frame, WorkerPlan, pack_row
 from hlat.data.samples.order import Mixture
-from hlat.data.samples.packing import fill_row
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.load import load_saved
 from hlat.runtime.errors import DataError
@@ -61,13 +60,12 @@ class RowProducer:
         self._tokenizer: Tokenizer = load_saved(Path(plan.tokenizer))
         self._mixture = Mixture(plan.phases)
         self._partitions = [source.partition_count(plan.assignment.streams) for source in plan.sources]
+        # A stream keeps every so many rows of its partition; the others are those of other streams.
+        self._strides = [plan.assignment.streams // count for count in self._partitions]
         self._reader = DocumentReader(plan)
+        self.content = self._reader.content
         self._streams: dict[tuple[int, int], RowStream] = {}
         self._characters, self._tokens = 4.0, 1.0  # totals so far, to estimate characters per token
-
-    @property
-    def content(self) -> CorpusContent:
-        return self._reader.content
 
     def frames(self) -> Iterator[Frame | str]:
         """Yield rows and notes, without end; DataError if text cannot be read."""
@@ -75,7 +73,7 @@ class RowProducer:
         while True:
             batch = list(islice(requests, _TOGETHER))
             self._tokenize_for(batch)
-            yield from self._reader.notes()
+            yield from self._reader.bad_rows.notes()
             yield from (self._frame(request) for request in batch)
 
     def _requests(self) -> Iterator[_SampleRequest]:
@@ -95,7 +93,10 @@ class RowProducer:
 
     def _tokenize_for(self, requests: list[_SampleRequest]) -> None:
         counts = Counter((request.stream, request.source) for request in requests)
-        rows = {self._stream(*key): self._rows_for(key, count) for key, count in counts.items()}
+        rows = {
+            self._stream(*key): self._skipped(*key) + 1 + (count - 1) * self._strides[key[1]]
+            for key, count in counts.items()
+        }
         # Several rounds: the tokens of a text are only estimated, and best-fit may need more once it has some.
         while True:
             waiting: deque[tuple[RowStream, int]] = deque()
@@ -124,31 +125,21 @@ class RowProducer:
             self._streams[key] = RowStream(self._plan.settings, documents, cursor, self._tokenizer.chunks)
         return self._streams[key]
 
-    def _skipped(self, key: tuple[int, int]) -> int:
+    def _skipped(self, number: int, source: int) -> int:
         """Return the partition's rows that other streams keep before this stream's next row."""
-        number, source = key
         # At the very beginning; later, a whole stride separates its rows.
-        if self._stream(*key).cursor == StreamCursor():
+        if self._stream(number, source).cursor == StreamCursor():
             return number // self._partitions[source]
-        return row_stride(self._plan.assignment.streams, self._partitions[source]) - 1
-
-    def _rows_for(self, key: tuple[int, int], count: int) -> int:
-        """Return the number of the partition's rows to read for ``count`` rows of this stream."""
-        stride = row_stride(self._plan.assignment.streams, self._partitions[key[1]])
-        return self._skipped(key) + 1 + (count - 1) * stride
+        return self._strides[source] - 1
 
     def _frame(self, request: _SampleRequest) -> Frame:
         """Return the frame of a requested sample; its stream must have enough tokens."""
         stream = self._stream(request.stream, request.source)
-        for _ in range(self._skipped((request.stream, request.source))):
+        for _ in range(self._skipped(request.stream, request.source)):
             stream.next_row()
-        segments, length = stream.next_row(), self._plan.settings.length
-        if not request.taken:  # the stream has still moved on, and the parent keeps its cursor
-            return Frame(request.sample, request.stream, request.source, stream.cursor, b"")
-        inputs_S, labels_S = np.empty(length, dtype=np.int64), np.empty(length, dtype=np.int64)
-        positions_S = np.empty(length, dtype=np.int64) if self._plan.settings.isolate else None
-        fill_row(segments, inputs_S, labels_S, positions_S)
-        content = pack_row(inputs_S, labels_S, positions_S)
+        segments = stream.next_row()
+        # Where another rank takes the row, the stream has still moved on, and the parent keeps its cursor.
+        content = pack_row(segments, self._plan.settings) if request.taken else b""
         return Frame(request.sample, request.stream, request.source, stream.cursor, content)
 
 

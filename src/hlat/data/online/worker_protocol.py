@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hlat.data.corpus_files import open_cached_store
 from hlat.data.documents import Vocabulary
-from hlat.data.online.streams import RowSettings, StreamAssignment, StreamCursor, partition_count
+from hlat.data.online.streams import Int64s, RowSettings, StreamAssignment, StreamCursor, partition_count
 from hlat.data.prepared.manifest import SourceRecord
 from hlat.data.samples.order import EpochOrder, PhaseWeights
+from hlat.data.samples.packing import RowSegment, fill_row
 from hlat.data.source_file import SourceFile
 from hlat.data.stores.cache import Cache
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -89,10 +87,11 @@ class Frame(NamedTuple):
     content: bytes  # the row (see ``pack_row``); empty if another rank takes it, and the stream has only passed it
 
 
-def pack_row(inputs_S: Int64s, labels_S: Int64s, positions_S: Int64s | None) -> bytes:
-    """Encode a row as int32 columns: inputs, labels and, unless None, positions."""
-    columns = [inputs_S, labels_S] if positions_S is None else [inputs_S, labels_S, positions_S]
-    return np.stack(columns).astype("<i4").tobytes()  # token ids are below 2^31: half of what int64 would send
+def pack_row(segments: list[RowSegment], settings: RowSettings) -> bytes:
+    """Encode a row as int32 columns: inputs, labels and, if documents are isolated, positions."""
+    columns = np.empty((3 if settings.isolate else 2, settings.length), dtype=np.int64)
+    fill_row(segments, *columns)
+    return columns.astype("<i4").tobytes()  # token ids are below 2^31: half of what int64 would send
 
 
 def unpack_rows(contents: list[bytes], length: int, isolate: bool) -> Iterator[Int64s]:

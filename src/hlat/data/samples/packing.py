@@ -38,7 +38,9 @@ class RowSegment(NamedTuple):
     document_starts: Numbers
 
 
-def fill_row(segments: Iterable[RowSegment], inputs_S: Numbers, labels_S: Numbers, positions_S: Numbers | None) -> None:
+def fill_row(
+    segments: Iterable[RowSegment], inputs_S: Numbers, labels_S: Numbers, positions_S: Numbers | None = None
+) -> None:
     """Write a row of at most S tokens into arrays of shape (S,); without positions, documents are joined."""
     inputs_S[:], labels_S[:], position = 0, NO_LABEL, 0
     for segment in segments:
