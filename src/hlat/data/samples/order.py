@@ -89,8 +89,10 @@ class EpochOrder:
 
     def __init__(self, items: Sequence[int], repeats: Sequence[float], seed: int, shuffle: bool) -> None:
         self._items = np.array(items, dtype=np.int64)
-        self._ends = np.cumsum([int(n * times) for n, times in zip(items, repeats, strict=True)], dtype=np.int64)
-        self._offsets = np.cumsum([0, *items], dtype=np.int64)[:-1]
+        lengths = np.array([int(n * times) for n, times in zip(items, repeats, strict=True)], dtype=np.int64)
+        self._ends = np.cumsum(lengths)
+        self._starts, self._offsets = self._ends - lengths, np.cumsum(self._items) - self._items
+        self._full_repeats = lengths // np.maximum(self._items, 1)  # how often a list occurs in full in an epoch
         self._seed, self._shuffle = seed, shuffle
         self.epoch_length = int(self._ends[-1])
         self._cached: dict[tuple[int, int], Int64s] = {}
@@ -122,19 +124,13 @@ class EpochOrder:
     def _items_of_epoch(self, epoch: int, offsets: Int64s) -> Int64s:
         """Map permuted offsets of one epoch to items."""
         lists = np.searchsorted(self._ends, offsets, side="right")
-        starts = np.concatenate([[0], self._ends[:-1]])
-        copies, items = np.divmod(offsets - starts[lists], self._items[lists])
+        copies, items = np.divmod(offsets - self._starts[lists], self._items[lists])
         for number in np.unique(lists):
-            partial = (lists == number) & (copies == self._full_repeats(int(number)))
+            partial = (lists == number) & (copies == self._full_repeats[number])
             if partial.any() and self._shuffle:  # select a different fraction of the list each epoch
                 seed = stream_key(self._seed, "part of a list", int(number))
                 items[partial] = permute(seed, epoch, items[partial], int(self._items[number]))
         return self._offsets[lists] + items
-
-    def _full_repeats(self, number: int) -> int:
-        """Return how many times a list occurs in full in an epoch."""
-        start = 0 if number == 0 else int(self._ends[number - 1])
-        return (int(self._ends[number]) - start) // int(self._items[number])
 
 
 @dataclass(frozen=True)
@@ -368,11 +364,7 @@ def phase_weights(config: DataConfig) -> list[PhaseWeights]:
 
 def is_ever_sampled(config: DataConfig, source: int) -> bool:
     """Return True if any sample can come from a source, given by index."""
-    if not is_weighted(config):
-        return False
-    if not config.phases:
-        return bool(config.sources[source].weight)
-    return any(phase.weights.get(config.sources[source].label) for phase in config.phases)
+    return is_weighted(config) and any(phase.weights[source] for phase in phase_weights(config))
 
 
 def refuse_too_many_epochs(config: DataConfig, needed: Sequence[int], rows: Sequence[int]) -> None:

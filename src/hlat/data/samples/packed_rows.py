@@ -20,9 +20,10 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,14 +31,12 @@ import numpy.typing as npt
 from hlat.config import DataConfig
 from hlat.data.prepared.prepared_folder import PreparedData
 from hlat.data.prepared.shards import TokenArray
-from hlat.data.samples.packing import NO_LABEL, BestFitPlan, RowSegment, fill_row, fit_documents
+from hlat.data.samples.packing import NO_LABEL, BestFitPlan, Int64s, RowSegment, fill_row, fit_documents
 from hlat.data.source_file import sha256_of
 from hlat.data.stores.local_files import checksum_matches, with_checksum
 from hlat.model import IGNORED
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.local_files import sync_to_disk, write_atomic
-
-Int64s = npt.NDArray[np.int64]
 
 _NO_POSITIONS = np.empty(0, dtype=np.int64)
 
@@ -49,15 +48,6 @@ class TokenRange(NamedTuple):
     length: int  # number of inputs
     has_next: bool  # True if the token after the last input is its label
     starts_document: bool  # True if the first token begins a document
-
-
-class PackedRows(Protocol):
-    """The rows that a packing makes of a range of documents."""
-
-    def __len__(self) -> int: ...
-
-    def token_ranges(self, row: int) -> list[TokenRange]:
-        """Return the token ranges of a row, in order; at most S tokens."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +62,7 @@ class ConcatRows:
         return max((self.tokens - 1) // self.length, 0)
 
     def token_ranges(self, row: int) -> list[TokenRange]:
+        """Return the token ranges of a row, in order; at most S tokens."""
         return [TokenRange(self.first + row * self.length, self.length, True, False)]
 
 
@@ -169,6 +160,11 @@ class DocumentRange:
     first_token: int  # position of the first token in the split
     tokens: int  # number of tokens; the last document may be cut off
 
+    def boundaries(self, prepared: PreparedData) -> Int64s:
+        """Return the first token of each document in the split, and the end of the last, int64."""
+        end = self.first_document + self.documents + 1
+        return prepared.document_boundaries("train")[self.first_document : end].astype(np.int64)
+
 
 @dataclass(frozen=True)
 class PackingWaste:
@@ -209,9 +205,7 @@ def _limit_tokens(prepared: PreparedData, documents: DocumentRange, limit: int |
     """Return the leading part of a range, of at most ``limit`` tokens; its last document may be cut off."""
     if limit is None or documents.tokens <= limit:
         return documents
-    starts = prepared.document_boundaries("train")
-    end = documents.first_document + documents.documents
-    count = int(np.searchsorted(starts[documents.first_document + 1 : end + 1], documents.first_token + limit, "right"))
+    count = int(np.searchsorted(documents.boundaries(prepared)[1:], documents.first_token + limit, "right"))
     return DocumentRange(documents.first_document, count, documents.first_token, limit)
 
 
@@ -227,9 +221,8 @@ def part_of(
     """
     if not before and own is None:
         return documents
-    last = documents.first_document + documents.documents
-    starts = prepared.document_boundaries("train")[documents.first_document : last + 1].astype(np.int64)
-    starts = np.minimum(starts - documents.first_token, documents.tokens)  # the last document may be cut off
+    # The last document may be cut off.
+    starts = np.minimum(documents.boundaries(prepared) - documents.first_token, documents.tokens)
 
     def border(token: int) -> int:
         whole = int(starts[min(int(np.searchsorted(starts, token)), len(starts) - 1)])
@@ -245,7 +238,7 @@ def part_of(
     return DocumentRange(documents.first_document + first, stop - first, documents.first_token + begin, end - begin)
 
 
-def pack_rows(prepared: PreparedData, documents: DocumentRange, length: int, packing: str) -> PackedRows:
+def pack_rows(prepared: PreparedData, documents: DocumentRange, length: int, packing: str) -> ConcatRows | BestFitRows:
     """Divide a range of documents into rows of ``length`` tokens; packing is "concat" or "best-fit"."""
     if packing == "concat":
         return ConcatRows(documents.first_token, documents.tokens, length)
@@ -254,30 +247,22 @@ def pack_rows(prepared: PreparedData, documents: DocumentRange, length: int, pac
     )
 
 
-def measure_waste(prepared: PreparedData, rows: BestFitRows, documents: DocumentRange, length: int) -> PackingWaste:
-    """Count the padding and the cut documents of ``best-fit`` rows."""
-    starts = prepared.document_boundaries("train")[
-        documents.first_document : documents.first_document + documents.documents + 1
-    ]
-    sizes = np.diff(starts.astype(np.int64))
-    positions = len(rows) * length
-    return PackingWaste(positions - int(sizes.sum()), positions, int((sizes > length).sum()), documents.documents)
+def measure_waste(prepared: PreparedData, ranges: Sequence[DocumentRange], rows: int, length: int) -> PackingWaste:
+    """Count the padding and the cut documents in all ``best-fit`` rows of some ranges."""
+    sizes = np.concatenate([np.diff(documents.boundaries(prepared)) for documents in ranges])
+    positions = rows * length
+    return PackingWaste(positions - int(sizes.sum()), positions, int((sizes > length).sum()), len(sizes))
 
 
 def _load_or_fit(prepared: PreparedData, documents: DocumentRange, length: int) -> BestFitPlan:
     name = f"best-fit-{length}-{prepared.fingerprint[:16]}-{documents.first_document}-{documents.documents}"
     folder = prepared.dir / "rows" / name
-    if (stored := _load_plan(folder)) is None:
-        starts = prepared.document_boundaries("train")[
-            documents.first_document : documents.first_document + documents.documents + 1
-        ]
-        computed = _fit_in_chunks(np.diff(starts.astype(np.int64)), length)
-        try:
-            _save_plan(computed, folder)
-        except OSError:
-            return computed
-        return _load_plan(folder) or computed  # the stored one is mapped: processes share its memory
-    return stored
+    if (stored := _load_plan(folder)) is not None:
+        return stored
+    computed = _fit_in_chunks(np.diff(documents.boundaries(prepared)), length)
+    with suppress(OSError):
+        _save_plan(computed, folder)
+    return _load_plan(folder) or computed  # the stored one is mapped: processes share its memory
 
 
 def _load_plan(folder: Path) -> BestFitPlan | None:

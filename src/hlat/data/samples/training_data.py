@@ -7,7 +7,7 @@ seed and has no state, so any process can read any batch.
 """
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -19,7 +19,6 @@ from hlat.data.documents import Split
 from hlat.data.prepared.prepared_folder import PreparedData, check_token_ids
 from hlat.data.samples.order import EpochOrder, build_mixture, is_ever_sampled, is_weighted, refuse_too_many_epochs
 from hlat.data.samples.packed_rows import (
-    BestFitRows,
     PackingWaste,
     RowBatch,
     RowReader,
@@ -79,6 +78,7 @@ class TrainingData:
         self._refuse_too_little(counts)
         self.mixture = build_mixture(config)  # None if the sources have no weights
         self._ends = np.cumsum(counts)
+        self._starts = self._ends - counts
         if self.mixture is None:
             repeats = [1.0] if len(counts) == 1 else [source.repeat for source in config.sources]
             self._orders = [EpochOrder(counts, repeats, seed, config.shuffle)]
@@ -110,14 +110,9 @@ class TrainingData:
     @property
     def waste(self) -> PackingWaste | None:
         """Padding and cut documents; None for ``concat``, which does not pad."""
-        pairs = zip(self._rows, self._ranges, strict=True)
-        length = self._config.sequence_length
-        parts = [
-            measure_waste(self._prepared, rows, documents, length)
-            for rows, documents in pairs
-            if isinstance(rows, BestFitRows)
-        ]
-        return PackingWaste(*map(sum, zip(*map(astuple, parts), strict=True))) if parts else None
+        if self._config.packing == "concat":
+            return None
+        return measure_waste(self._prepared, self._ranges, int(self._ends[-1]), self._config.sequence_length)
 
     def sample_ids(self, samples: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return the row of each global sample, int64, same shape; numbered over all sources."""
@@ -128,8 +123,8 @@ class TrainingData:
         rows = np.empty_like(indexes)
         for source in np.unique(sources):
             selected = sources == source
-            first = int(self._ends[source - 1]) if source else 0
-            rows[selected] = first + self._orders[source].items(self.reads[source].first + ordinals[selected])
+            items = self._orders[source].items(self.reads[source].first + ordinals[selected])
+            rows[selected] = self._starts[source] + items
         return rows
 
     def batch(self, first: int, count: int) -> Batch:
@@ -139,12 +134,9 @@ class TrainingData:
             DataError: a shard is damaged: it contains token ids outside the vocabulary.
         """
         ids = self.sample_ids(np.arange(first, first + count))
-        range_indexes = np.searchsorted(self._ends, ids, side="right")
-        starts = np.concatenate([[0], self._ends[:-1]])
-        ranges = [
-            self._rows[number].token_ranges(row)
-            for number, row in zip(range_indexes, (ids - starts[range_indexes]).tolist(), strict=True)
-        ]
+        numbers = np.searchsorted(self._ends, ids, side="right")
+        rows = (ids - self._starts[numbers]).tolist()
+        ranges = [self._rows[number].token_ranges(row) for number, row in zip(numbers, rows, strict=True)]
         return make_batch(self._prepared, "train", self._reader.read(ranges), ids)
 
     def _share_out(self) -> None:
