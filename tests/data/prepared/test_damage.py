@@ -217,7 +217,7 @@ def test_a_folder_without_prepared_data_is_an_error(tmp_path: Path) -> None:
 
 def test_runs_that_start_together_share_finished_data(small: Path, tmp_path: Path) -> None:
     first = prepare(data_config(small), tmp_path, workers=1)
-    with ThreadPoolExecutor(1) as pool, preparation.folder_lock(tmp_path, wait=False):
+    with ThreadPoolExecutor(1) as pool, preparation.locked_folder(tmp_path, wait=False):
         second = pool.submit(prepare, data_config(small), tmp_path, workers=1)
         with pytest.raises(TimeoutError):  # it waits for the lock
             second.result(timeout=0.5)

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from hlat.config import DataConfig, Recipe
-from hlat.data.corpus_files import describe_corpus_changes, list_files
+from hlat.data.corpus_files import list_files
 from hlat.data.documents import (
     Content,
     Split,
@@ -46,7 +46,7 @@ from hlat.data.online.blocks import (
     split_file,
 )
 from hlat.data.prepare.corpus import Corpus, ProgressCallback, SplitPlan, make_tokenizer
-from hlat.data.prepare.preparation import folder_lock, ignore_progress, prepare, resolve_output_folder
+from hlat.data.prepare.preparation import ignore_progress, locked_folder, prepare, resolve_output_folder
 from hlat.data.prepare.staging import complete_folder
 from hlat.data.prepared.manifest import (
     BLOCKS_FILE,
@@ -66,7 +66,7 @@ from hlat.data.prepared.shards import token_dtype
 from hlat.data.samples.order import permute
 from hlat.data.source_file import SourceFile
 from hlat.data.source_listing import check_first_bytes, doubts
-from hlat.data.stores.local_files import as_data_error, convert_disk_errors
+from hlat.data.stores.local_files import as_data_error
 from hlat.data.tokenizers.base import TokenIdArray, Tokenizer
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.local_files import write_atomic
@@ -92,16 +92,13 @@ def prepare_online(
     files = [_with_sampled_hash(file) for file in list_files(config, folder)]
     manifest = read_data_manifest(folder)
     settings = current_settings(folder, manifest, config)
-    with convert_disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with folder_lock(folder, wait=True):
-            manifest = read_data_manifest(folder)
-            if manifest is None:
-                check_first_bytes(files, config.unreadable_rows)
-                _OnlinePreparation(config, folder, files, validation_tokens, progress or ignore_progress).run(settings)
-            else:
-                before = [(record.path, record.content) for record in manifest.sources]
-                check_settings(folder, manifest, config, describe_corpus_changes(before, files))
+    with locked_folder(folder, wait=True):
+        manifest = read_data_manifest(folder)
+        if manifest is None:
+            check_first_bytes(files, config.unreadable_rows)
+            _OnlinePreparation(config, folder, files, validation_tokens, progress or ignore_progress).run(settings)
+        else:
+            check_settings(folder, manifest, config, files)
     prepared = open_prepared(folder, config)
     _compare_content(prepared, files)
     return prepared.with_sources([SourceRecord.from_file(file) for file in files])

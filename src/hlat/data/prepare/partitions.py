@@ -39,7 +39,7 @@ from hlat.data.prepare.corpus import (
     tails_setting,
     vocabulary_of_given_tokenizer,
 )
-from hlat.data.prepare.preparation import folder_lock, ignore_progress, resolve_output_folder, tokenize_units
+from hlat.data.prepare.preparation import ignore_progress, locked_folder, resolve_output_folder, tokenize_units
 from hlat.data.prepare.staging import PARTIAL, StagingFolder, UnitMerger, complete_staging, load_hashes, publish
 from hlat.data.prepare.work_units import index_file, read_index
 from hlat.data.prepared.consistency import content_settings, setting_differences, with_decided_tails
@@ -141,30 +141,26 @@ def prepare_partition(
             raise
         return _finished_without_corpus(config, folder, key | settings, error)
     file_range = split_files([file.size for file in files], parts)[part - 1]
-    with convert_disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with folder_lock(folder, wait=(folder / FINISHED).exists()):
-            done = read_partition_record(folder) if (folder / FINISHED).exists() else None
-            if done is None:
-                check_first_bytes(files[file_range.start : file_range.stop], config.unreadable_rows)
-            known = load_hashes(folder / (PARTIAL if done is None else FINISHED))
-            # Only its own files: hashing reads all of a file.
-            files[file_range.start : file_range.stop] = hash_files(
-                files[file_range.start : file_range.stop], known, partial(report, "hash")
-            )
-            if done is not None:
-                _refuse_other_partition(folder, done, key | with_decided_tails(settings, config, done.settings), files)
-                return done
-            corpus = Corpus(files, file_range, config.unreadable_rows, vocabulary_of_given_tokenizer(config))
-            short = short_sources(config, corpus)
-            settings |= tails_setting(short)
-            staging = StagingFolder(folder, config, settings, report, workers or config.workers)
-            staging.claim(files, key)
-            record = _build_partition(staging, corpus, short, part, parts)
-            staging.root.rename(folder / FINISHED)
-            sync_to_disk(folder)
-            shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
-            return record
+    own = slice(file_range.start, file_range.stop)
+    with convert_disk_errors(folder), locked_folder(folder, wait=(folder / FINISHED).exists()):
+        done = read_partition_record(folder) if (folder / FINISHED).exists() else None
+        if done is None:
+            check_first_bytes(files[own], config.unreadable_rows)
+        known = load_hashes(folder / (PARTIAL if done is None else FINISHED))
+        files[own] = hash_files(files[own], known, partial(report, "hash"))  # hashing reads all of a file
+        if done is not None:
+            _refuse_other_partition(folder, done, key | with_decided_tails(settings, config, done.settings), files)
+            return done
+        corpus = Corpus(files, file_range, config.unreadable_rows, vocabulary_of_given_tokenizer(config))
+        short = short_sources(config, corpus)
+        settings |= tails_setting(short)
+        staging = StagingFolder(folder, config, settings, report, workers or config.workers)
+        staging.claim(files, key)
+        record = _build_partition(staging, corpus, short, part, parts)
+        staging.root.rename(folder / FINISHED)
+        sync_to_disk(folder)
+        shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
+        return record
 
 
 def _finished_without_corpus(
@@ -323,19 +319,16 @@ def merge_partition_folders(
     # One of the settings that the partitions share, or they would have been refused.
     settings = with_decided_tails(content_settings(config), config, partitions[0].record.settings)
     files = [partition.record.files[index].to_file() for partition in partitions for index in partition.file_range]
-    with convert_disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with folder_lock(folder, wait=False):
-            manifest = read_data_manifest(folder)
-            if manifest is not None:
-                before = [(record.path, record.content) for record in manifest.sources]
-                check_settings(folder, manifest, config, describe_corpus_changes(before, files))
-                return open_prepared(folder)
-            staging = StagingFolder(folder, config, settings, report)
-            staging.claim(files)
-            if not (staging.out / MANIFEST_FILE).exists():
-                _merge_partitions(staging, partitions, files)
-            publish(staging)
+    with locked_folder(folder, wait=False):
+        manifest = read_data_manifest(folder)
+        if manifest is not None:
+            check_settings(folder, manifest, config, files)
+            return open_prepared(folder)
+        staging = StagingFolder(folder, config, settings, report)
+        staging.claim(files)
+        if not (staging.out / MANIFEST_FILE).exists():
+            _merge_partitions(staging, partitions, files)
+        publish(staging)
     return open_prepared(folder, config)
 
 

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from hlat.config import DataConfig
-from hlat.data.corpus_files import CACHE_FOLDER, describe_corpus_changes, hash_files, list_files
+from hlat.data.corpus_files import CACHE_FOLDER, hash_files, list_files
 from hlat.data.prepare.corpus import (
     Corpus,
     ProgressCallback,
@@ -84,30 +84,27 @@ def prepare(
     settings = current_settings(folder, manifest, config)  # refuses an unusable tokenizer before anything is written
     if manifest is None:
         check_first_bytes(files, config.unreadable_rows)
-    with convert_disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        # Wait for the lock if the data is finished: other processes then hold it only briefly, to check the same.
-        with folder_lock(folder, wait=manifest is not None):
-            manifest = read_data_manifest(folder)  # again: another process may have finished in the meantime
-            known = load_hashes(folder if manifest else folder / PARTIAL, manifest)
-            files = hash_files(files, known, partial(report, "hash"))
-            if manifest is not None:
-                before = [(record.path, record.content) for record in manifest.sources]
-                check_settings(folder, manifest, config, describe_corpus_changes(before, files))
-                update_hashes(folder, files, known)
-                shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-                shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
-                return open_prepared(folder)
-            corpus = Corpus(files, range(len(files)), config.unreadable_rows, vocabulary_of_given_tokenizer(config))
-            short = short_sources(config, corpus)
-            settings |= tails_setting(short)  # part of the identity of unfinished work too
-            staging = StagingFolder(folder, config, settings, report, workers or config.workers)
-            staging.claim(files)
-            if not (staging.out / MANIFEST_FILE).exists():
-                _build(staging, corpus, short)
-            publish(staging)  # also where an earlier run was interrupted after its manifest was written
-            # This cache belongs to the folder alone; data.cache_dir is for sharing.
+    # Wait for the lock if the data is finished: other processes then hold it only briefly, to check the same.
+    with locked_folder(folder, wait=manifest is not None):
+        manifest = read_data_manifest(folder)  # again: another process may have finished in the meantime
+        known = load_hashes(folder if manifest else folder / PARTIAL, manifest)
+        files = hash_files(files, known, partial(report, "hash"))
+        if manifest is not None:
+            check_settings(folder, manifest, config, files)
+            update_hashes(folder, files, known)
+            shutil.rmtree(folder / PARTIAL, ignore_errors=True)
             shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
+            return open_prepared(folder)
+        corpus = Corpus(files, range(len(files)), config.unreadable_rows, vocabulary_of_given_tokenizer(config))
+        short = short_sources(config, corpus)
+        settings |= tails_setting(short)  # part of the identity of unfinished work too
+        staging = StagingFolder(folder, config, settings, report, workers or config.workers)
+        staging.claim(files)
+        if not (staging.out / MANIFEST_FILE).exists():
+            _build(staging, corpus, short)
+        publish(staging)  # also where an earlier run was interrupted after its manifest was written
+        # This cache belongs to the folder alone; data.cache_dir is for sharing.
+        shutil.rmtree(folder / CACHE_FOLDER, ignore_errors=True)
     return open_prepared(folder, config)
 
 
@@ -186,9 +183,13 @@ def ignore_progress(stage: str, done: int, total: int) -> None:
 
 
 @contextmanager
-def folder_lock(folder: Path, wait: bool) -> Iterator[None]:
-    """Hold an exclusive lock on an existing folder; DataError if another process has it, unless ``wait``."""
-    with ExitStack() as stack:
+def locked_folder(folder: Path, wait: bool) -> Iterator[None]:
+    """Make an output folder and hold an exclusive lock on it; convert errors of its disk.
+
+    DataError if another process has the lock, unless ``wait``.
+    """
+    with convert_disk_errors(folder), ExitStack() as stack:
+        folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
         stack.callback(os.close, descriptor)
         try:

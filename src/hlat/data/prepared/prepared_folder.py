@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hlat.config import DataConfig
+from hlat.data.corpus_files import describe_corpus_changes
 from hlat.data.documents import SPLITS, Split
 from hlat.data.prepared.bad_rows import too_many_bad_rows
 from hlat.data.prepared.consistency import (
@@ -32,7 +33,7 @@ from hlat.data.prepared.consistency import (
 )
 from hlat.data.prepared.manifest import MANIFEST_FILE, TOKENIZER_FOLDER, DataManifest, SourceRecord, read_data_manifest
 from hlat.data.prepared.shards import ShardContent, TokenArray
-from hlat.data.source_file import sha256_of
+from hlat.data.source_file import SourceFile, sha256_of
 from hlat.data.stores.remote import local_path
 from hlat.data.tokenizers.base import Tokenizer
 from hlat.data.tokenizers.load import load_saved, load_tokenizer
@@ -231,9 +232,13 @@ def _refuse(folder: Path, problems: list[str]) -> None:
         )
 
 
-def check_settings(folder: Path, manifest: DataManifest, config: DataConfig, more: list[str] | None = None) -> None:
-    """Raise DataError if data was prepared with other settings, or if there are ``more`` differences."""
-    problems = setting_problems(folder, manifest, config) + (more or [])
+def check_settings(
+    folder: Path, manifest: DataManifest, config: DataConfig, files: list[SourceFile] | None = None
+) -> None:
+    """Raise DataError if data was prepared with other settings, or of other ``files`` than these, if given."""
+    problems = setting_problems(folder, manifest, config)
+    if files is not None:
+        problems += describe_corpus_changes([(record.path, record.content) for record in manifest.sources], files)
     if problems:
         differences = "".join(f"\n  {problem}" for problem in problems)
         raise DataError(

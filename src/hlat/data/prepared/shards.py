@@ -153,28 +153,21 @@ def _kept_ranges(lengths: Int64s, kept: Bools, skip: int) -> Iterator[tuple[int,
             yield begin + skipped, stop
 
 
-class BoundaryWriter:
+class BoundaryWriter(AtomicFileWriter):
     """Writes first token of each document and end of the last one, uint64."""
 
     def __init__(self, path: Path) -> None:
-        self._file = AtomicFileWriter(path)
+        super().__init__(path)
         self._position = 0
         self.documents = 0
-        self._file.write(bytes(8))  # document 0 begins at token 0
+        self.write(bytes(8))  # document 0 begins at token 0
 
     def append(self, lengths: Int64s) -> None:
         """Append documents by their number of tokens, int64, shape (documents,)."""
         ends = self._position + np.cumsum(lengths)
-        self._file.write(ends.astype("<u8").tobytes())
+        self.write(ends.astype("<u8").tobytes())
         self.documents += len(lengths)
         self._position += int(lengths.sum())
-
-    def close(self) -> str:
-        """Complete the file and return its sha256."""
-        return self._file.close()
-
-    def abandon(self) -> None:
-        self._file.abandon()
 
 
 class TokenArray:
