@@ -16,7 +16,7 @@ from hlat.config.sections.data import DataConfig
 from hlat.data.prepare.partitions import merge_partition_folders, prepare_partition
 from hlat.data.prepare.preparation import prepare
 from hlat.data.prepared.consistency import TAILS
-from hlat.data.prepared.manifest import write_data_manifest
+from hlat.data.prepared.manifest import MANIFEST_FILE, write_record
 from hlat.data.prepared.prepared_folder import PreparedData, open_prepared
 from hlat.launch.start_examination import load_and_check
 from hlat.launch.start_place import Here
@@ -186,7 +186,7 @@ def test_data_of_earlier_versions_stays_valid_and_is_not_commented(tmp_path: Pat
     content = write(tmp_path, {"s": prose(400, 300), "t": prose(2, 90, 900)})
     content["data"] |= {"validation": {"by": "document"}, "prepared_dir": str(tmp_path / "data")}
     old = prepare(data_of(content), tmp_path / "data", workers=1)
-    write_data_manifest(old.dir, old.manifest.model_copy(update={"notes": []}))
+    write_record(old.dir / MANIFEST_FILE, old.manifest.model_copy(update={"notes": []}))
     del content["data"]["validation"]
     again = prepare(data_of(content), old.dir, workers=1)
     assert again.fingerprint == old.fingerprint and again.notes == [] and checked(content) == []

@@ -53,7 +53,7 @@ from hlat.data.prepared.manifest import (
     SplitRecord,
     content_fingerprint,
     documents_file,
-    write_data_manifest,
+    write_record,
 )
 from hlat.data.prepared.shards import CHECKSUM_SUFFIX, BoundaryWriter, ShardWriter, token_dtype
 from hlat.data.source_file import SourceFile, Stamp
@@ -186,7 +186,7 @@ class UnitMerger:
     ) -> None:
         self._drop = config.duplicates == "drop"
         self._names = {source.number: source.name for source in numbered_sources(config)}
-        self._next, self._last = 0, False
+        self._next = 0
         # consume: delete token files of units once shards have their tokens. If they are kept, they may come from
         # another machine, so checksums are verified.
         self._seen, self._consume = DuplicateFinder(), consume
@@ -209,10 +209,9 @@ class UnitMerger:
 
     def add_finished_units(self, folder: Path) -> None:
         """Add the next units of a folder for as long as they are finished."""
-        while not self._last and (unit := read_index(folder, self._next)) is not None:
+        while (unit := read_index(folder, self._next)) is not None:
             self.add_unit(unit, folder)
             self._next += 1
-            self._last = unit.span.last
 
     def add_unit(self, unit: UnitIndex, folder: Path) -> None:
         """Add the next unit of the corpus; DataError if its files are damaged, OSError if the disk refuses."""
@@ -266,8 +265,8 @@ def complete_staging(
 ) -> None:
     """Finish the merged files, and write the manifest, still inside the staging folder."""
     splits, rows, quarantine = merger.close()
-    notes = [*notes, *doubts(files), *_preparation_notes(staging.config, rows, quarantine)]
-    notes += filter(None, [_split_note(staging.config, splits, rows, staging.settings.get(TAILS, []))])
+    of_split = _split_note(staging.config, splits, rows, staging.settings.get(TAILS, []))
+    notes = [*notes, *doubts(files), *_preparation_notes(staging.config, rows, quarantine), *filter(None, [of_split])]
     found = {"splits": splits, "rows": rows, "quarantine": quarantine, "notes": notes}
     complete_folder(staging.out, staging.config, staging.settings, files, tokenizer, found)
 
@@ -297,7 +296,7 @@ def complete_folder(
     )
     sync_to_disk(folder)
     # After the other files are on disk: a folder with a manifest is complete.
-    write_data_manifest(folder, manifest)
+    write_record(folder / MANIFEST_FILE, manifest)
     sync_to_disk(folder)
 
 

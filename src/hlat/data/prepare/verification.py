@@ -28,6 +28,7 @@ from hlat.data.prepared.prepared_folder import PreparedData, open_prepared, sett
 from hlat.data.stores.remote import local_path
 from hlat.data.tokenizers.load import load_saved
 from hlat.runtime.errors import DataError
+from hlat.runtime.terminal import plural
 
 _CHUNK = 1 << 23  # bytes read at a time; a multiple of the sizes of a token and of a boundary
 _CHANGED = "the checksum differs from the manifest's: restore the file, or prepare again"
@@ -42,25 +43,12 @@ def verify_data(
     DataError lists every problem found, one per line.
     """
     folder = Path(local_path(dir))
-    found = find_problems(folder, config, progress)
-    if found:
-        listed = "".join(f"\n  {problem}" for problem in found)
-        raise DataError(f"{folder}: {len(found)} problem{'s' if len(found) > 1 else ''}:{listed}")
-    return open_prepared(folder)
-
-
-def find_problems(
-    folder: Path, config: DataConfig | None = None, progress: ProgressCallback | None = None
-) -> list[str]:
-    """Return all problems, one sentence each; DataError without a manifest, as nothing can be checked."""
     manifest = read_data_manifest(folder)
     if manifest is None:
         raise DataError(f"{folder}: no prepared data here (no {MANIFEST_FILE}). Run hlat data prepare first.")
-    setting = [] if config is None else setting_problems(folder, manifest, config)
-    contradictions = list(manifest_problems(manifest))
-    sizes = list(size_problems(folder, manifest))
-    return [
-        *setting,
+    contradictions, sizes = list(manifest_problems(manifest)), list(size_problems(folder, manifest))
+    found = [
+        *([] if config is None else setting_problems(folder, manifest, config)),
         *contradictions,
         *_tokenizer_problems(folder, manifest),
         *sizes,
@@ -68,6 +56,10 @@ def find_problems(
         *([] if contradictions or sizes else _run_check("", lambda: list(content_problems(folder, manifest)))),
         *_file_problems(folder, manifest, {problem.partition(":")[0] for problem in sizes}, progress),
     ]
+    if found:
+        listed = "".join(f"\n  {problem}" for problem in found)
+        raise DataError(f"{folder}: {plural(len(found), 'problem')}:{listed}")
+    return open_prepared(folder)
 
 
 def _tokenizer_problems(folder: Path, manifest: DataManifest) -> Iterator[str]:
@@ -85,8 +77,7 @@ def _file_problems(
     """Yield the problems inside files that have their full size; files are read in parallel."""
     checks: list[tuple[str, int, Callable[[], list[str]]]] = []
     for record in manifest.splits.values():
-        for shard in record.shards:
-            checks.append((shard.file, shard.bytes, partial(_shard_problems, folder, shard, manifest)))
+        checks += ((each.file, each.bytes, partial(_shard_problems, folder, each, manifest)) for each in record.shards)
         size = 8 * (record.documents + 1)
         checks.append((record.documents_file, size, partial(_boundary_problems, folder, record)))
     if manifest.quarantine is not None:

@@ -253,11 +253,6 @@ class UnknownFormatError(Exception):
     """A record has a format version that this version of hlat does not read; the message names both."""
 
 
-def write_data_manifest(folder: Path, manifest: DataManifest) -> None:
-    """Write the manifest of a folder; OSError if the disk refuses."""
-    write_record(folder / MANIFEST_FILE, manifest)
-
-
 def read_data_manifest(folder: Path) -> DataManifest | None:
     """Read the manifest of a folder; None if it has none; DataError if it is damaged or of another format."""
     path = folder / MANIFEST_FILE
