@@ -213,16 +213,6 @@ def check_source(path: str, files: Sequence[SourceFile]) -> None:
         )
 
 
-def check_tokenizer_given(tokens: str, tokenizer: str | None) -> None:
-    """Raise DataError for a file of tokens without the tokenizer that made them."""
-    if tokenizer is None:
-        raise DataError(
-            f"{tokens}: its documents are tokens, but data.tokenizer.path is not set. A tokenizer trained by hlat "
-            "would give the ids other meanings. Set data.tokenizer.path to the tokenizer that the dataset was written "
-            "with: a tokenizer.json, a SentencePiece .model, or the folder of one."
-        )
-
-
 # Subfolder of the prepared data with the cache of remote files, unless data.cache_dir names another folder.
 CACHE_FOLDER = "cache"
 
@@ -241,9 +231,13 @@ def list_files(config: DataConfig, folder: Path) -> list[SourceFile]:
             "data: no corpus. Set data.path to a file, folder or glob, for example data.path=corpus/**/*.txt"
         )
     files = [file for source in sources for file in files_of_source(source, cache)]
-    for file in files:
-        if file.format.holds_tokens:
-            check_tokenizer_given(file.path, config.tokenizer.path)
+    tokens = next((file.path for file in files if file.format.holds_tokens), None)
+    if tokens is not None and config.tokenizer.path is None:
+        raise DataError(
+            f"{tokens}: its documents are tokens, but data.tokenizer.path is not set. A tokenizer trained by hlat "
+            "would give the ids other meanings. Set data.tokenizer.path to the tokenizer that the dataset was written "
+            "with: a tokenizer.json, a SentencePiece .model, or the folder of one."
+        )
     return files
 
 
@@ -350,22 +344,17 @@ def hash_files(
 def _iter_hashes(
     files: list[SourceFile], known: dict[Stamp, str], progress: Callable[[int, int], None]
 ) -> Iterator[str]:
-    total = sum(file.size for file in files)
-    done = 0
+    done, total = 0, sum(file.size for file in files)
     hashes = [known.get(file.stamp) or file.cached_sha256 for file in files]
     unknown = [file for file, sha256 in zip(files, hashes, strict=True) if sha256 is None]
     # Closing, so that threads which fetch ahead stop if the caller does.
     with closing(prefetch_in_order(unknown)) as opened:
+        computed = (file.cached_sha256 or sha256_of(local) for file, local in opened)
         for file, sha256 in zip(files, hashes, strict=True):
-            found = sha256 or _hash_next(opened)
+            found = sha256 or next(computed)
             done += file.size
             progress(done, total)
             yield found
-
-
-def _hash_next(opened: Iterator[tuple[SourceFile, Path]]) -> str:
-    file, local = next(opened)
-    return file.cached_sha256 or sha256_of(local)
 
 
 def describe_corpus_changes(before: list[tuple[str, list[str | int]]], now: list[SourceFile]) -> list[str]:

@@ -26,7 +26,7 @@ from hlat.data.formats.base import FileFormat
 from hlat.data.formats.rows import InputFile, convert_file_errors
 from hlat.data.formats.streams import open_decompressed
 from hlat.data.stores.fetching import CachedStore
-from hlat.data.stores.local_files import as_data_error
+from hlat.data.stores.local_files import as_data_error, file_stamp
 from hlat.data.stores.remote import StoredFile
 from hlat.runtime.errors import DataError
 
@@ -115,7 +115,7 @@ class SourceFile:
         """Raise DataError if a local file has changed since it was hashed."""
         for file in self.files:
             # A fetched file was checked by its hash.
-            if file.cached_store is None and stat_of(Path(file.path)) != (file.size, file.mtime_ns):
+            if file.cached_store is None and file_stamp(Path(file.path))[:2] != (file.size, file.mtime_ns):
                 raise DataError(f"{file.path}: {_CHANGED}")
 
     @property
@@ -132,13 +132,6 @@ def sha256_of(path: Path) -> str:
     """Compute the sha256 of a file; DataError if it cannot be read."""
     with as_data_error(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def stat_of(path: Path) -> tuple[int, int]:
-    """Return size in bytes and modification time in ns; DataError if stat fails."""
-    with as_data_error(path):
-        stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns
 
 
 _MAX_AHEAD = 8  # files; for a small file the request takes longer than the transfer

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hlat.data.formats.streams import COMPRESSED_ENDINGS
-from hlat.data.source_file import SourceFile, stat_of
+from hlat.data.source_file import SourceFile
 from hlat.data.stores.cache import Cache
 from hlat.data.stores.fetching import CachedStore
+from hlat.data.stores.local_files import file_stamp
 from hlat.data.stores.remote import Store, StoreAccessError, StoredFile, StoreUnavailableError, local_path
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.hub import dataset_id_advice
@@ -148,6 +149,7 @@ _OF_SYSTEM = ("lost+found", "System Volume Information", "$RECYCLE.BIN")
 _NO_DISKS = ("proc", "sys")  # files that the kernel makes up: to read one may wait for ever
 _FILE_ENDING = re.compile(r"\.[A-Za-z]\w{0,9}")
 _FETCH = "Fetch what it stands for (git annex get, dvc pull; mount its disk), or remove the link."
+_NO_MATCH = "no file matches this glob. Quote it in the shell, and use ** to cross folders."
 
 
 class SourceNotFoundError(DataError):
@@ -197,7 +199,7 @@ def list_source(path: str, cache: Cache) -> Listing:
 
 
 def _stored(file: Path) -> StoredFile:
-    size, mtime_ns = stat_of(file)
+    size, mtime_ns, *_ = file_stamp(file)
     return StoredFile(str(file), size, "", mtime_ns)
 
 
@@ -214,9 +216,7 @@ def _find_remote(url: str, store: Store) -> list[StoredFile]:
     except (StoreAccessError, StoreUnavailableError) as error:
         raise SourceNotFoundError(str(error)) from error
     if not files:
-        raise SourceNotFoundError(
-            f"{url}: no file matches this glob. Quote it in the shell, and use ** to cross folders."
-        )
+        raise SourceNotFoundError(f"{url}: {_NO_MATCH}")
     return files
 
 
@@ -237,23 +237,16 @@ def _find_files(path: str) -> tuple[list[Path], list[FileFinding]]:
     if root.is_file():
         return _sorted([root])
     if root.is_dir():
-        findings = list[FileFinding]()
-        files, unusable = _sorted(_walk(root, ("**",), findings))
-        if not (files or findings or unusable):
+        found = _below(root, ("**",))
+        if not any(found):
             raise DataError(f"{path}: the folder contains no files. Put the texts there, or name another folder.")
-        return files, [*findings, *unusable]
+        return found
     if glob.has_magic(path):
-        findings = list[FileFinding]()
         first = next(index for index, part in enumerate(root.parts) if glob.has_magic(part))
-        folder, pattern = Path(*root.parts[:first]), root.parts[first:]
-        is_walk = "**" in pattern and ".." not in pattern
-        files, unusable = _sorted((_walk if is_walk else _matches)(folder, pattern, findings))
-        findings += unusable
-        if not (files or findings):
-            raise SourceNotFoundError(
-                f"{path}: no file matches this glob. Quote it in the shell, and use ** to cross folders."
-            )
-        return files, findings
+        found = _below(Path(*root.parts[:first]), root.parts[first:])
+        if not any(found):
+            raise SourceNotFoundError(f"{path}: {_NO_MATCH}")
+        return found
     if link := broken_link(root):
         raise SourceNotFoundError(f"{path}: {link}. Correct the link.")
     if root.exists():
@@ -265,6 +258,14 @@ def _find_files(path: str) -> tuple[list[Path], list[FileFinding]]:
         raise SourceNotFoundError(f"{path}: no such file or folder")
     advice = dataset_id_advice(path) or "Relative paths start at the folder of the command."
     raise SourceNotFoundError(f"{path}: no such file or folder (looked in {Path.cwd()}). {advice}")
+
+
+def _below(root: Path, pattern: Sequence[str]) -> tuple[list[Path], list[FileFinding]]:
+    """Return the files below a folder that match a glob, and what belongs to them and cannot be read."""
+    findings = list[FileFinding]()
+    is_walk = "**" in pattern and ".." not in pattern
+    files, unusable = _sorted((_walk if is_walk else _matches)(root, pattern, findings))
+    return files, findings + unusable
 
 
 def _matches(root: Path, pattern: Sequence[str], findings: list[FileFinding]) -> Iterator[Path]:
@@ -352,10 +353,7 @@ def _places(pattern: Sequence[str], names: Iterable[str], places: Iterable[int] 
     found = _after_stars(pattern, places)
     for name in names:
         steps = ((place, pattern[place]) for place in found if place < len(pattern))
-        found = _after_stars(
-            pattern,
-            [place + (part != "**") for place, part in steps if _matches_part(name, part)],
-        )
+        found = _after_stars(pattern, [place + (part != "**") for place, part in steps if _matches_part(name, part)])
     return found
 
 

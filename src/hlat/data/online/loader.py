@@ -24,7 +24,7 @@ from hlat.data.prepared.prepared_folder import PreparedData
 from hlat.data.samples.order import PhaseWeights, is_weighted, phase_weights
 from hlat.data.samples.packing import NO_LABEL
 from hlat.data.samples.training_data import Batch
-from hlat.data.source_file import stat_of
+from hlat.data.stores.local_files import file_stamp
 from hlat.model import IGNORED
 from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.errors import DataError
@@ -70,7 +70,7 @@ def _as_now(source: SourceRecord) -> SourceRecord:
     index = None if source.index is None else _as_now(source.index)
     if is_url(source.path):
         return source
-    size, mtime_ns = stat_of(Path(source.path))
+    size, mtime_ns, *_ = file_stamp(Path(source.path))
     if size != source.bytes:
         raise DataError(
             f"{source.path}: has {size:,} bytes, had {source.bytes:,} when this data was prepared. Restore the "

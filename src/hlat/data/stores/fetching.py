@@ -8,15 +8,15 @@ A caller that knows the sha256 from an earlier download compares it too.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO
 
 from hlat.data.stores.cache import Cache
-from hlat.data.stores.remote import FetchCancelledError, RetryLoop, Store, StoredFile, access_error
+from hlat.data.stores.remote import FetchCancelledError, Store, StoredFile, access_error
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.object_stores import TransientError
 
@@ -28,11 +28,9 @@ class CachedStore:
     store: Store
     cache: Cache
 
-    @contextmanager
-    def acquire(self, file: StoredFile, still_needed: Callable[[], bool]) -> Iterator[Path]:
-        """Yield the local path of a remote file; errors of ``fetch`` and of ``Cache.acquire``."""
-        with self.cache.acquire(file, lambda out: fetch(self.store, file, out, still_needed)) as path:
-            yield path
+    def acquire(self, file: StoredFile, still_needed: Callable[[], bool]) -> AbstractContextManager[Path]:
+        """Return a context with the local path of a remote file; errors of ``fetch`` and of ``Cache.acquire``."""
+        return self.cache.acquire(file, lambda out: fetch(self.store, file, out, still_needed))
 
 
 def fetch(store: Store, file: StoredFile, out: IO[bytes], still_needed: Callable[[], bool]) -> str:
@@ -41,9 +39,8 @@ def fetch(store: Store, file: StoredFile, out: IO[bytes], still_needed: Callable
     DataError if it is missing, denied or replaced, or the outage exceeds ``MAX_OUTAGE_SECONDS``; OSError of the local
     disk; FetchCancelledError if ``still_needed`` returns False.
     """
-    attempts = store.retries.attempt(f"reading {file.path}", still_needed)
-    transfer = _Transfer(store, file, out, attempts, still_needed)
-    attempts.call(transfer.run, partial(access_error, file.path))
+    transfer = _Transfer(store, file, out, still_needed)
+    transfer.attempts.call(transfer.run, partial(access_error, file.path))
     # Only here: raised in an attempt, it would be taken for an error of the store.
     if transfer.disk_error is not None:
         raise transfer.disk_error
@@ -53,11 +50,9 @@ def fetch(store: Store, file: StoredFile, out: IO[bytes], still_needed: Callable
 class _Transfer:
     """State of one download: bytes received, their sha256, and the error of the local disk, if any."""
 
-    def __init__(
-        self, store: Store, file: StoredFile, out: IO[bytes], attempts: RetryLoop, still_needed: Callable[[], bool]
-    ) -> None:
-        self._store, self._file, self._out = store, file, out
-        self._attempts, self._still_needed = attempts, still_needed
+    def __init__(self, store: Store, file: StoredFile, out: IO[bytes], still_needed: Callable[[], bool]) -> None:
+        self._store, self._file, self._out, self._still_needed = store, file, out, still_needed
+        self.attempts = store.retries.attempt(f"reading {file.path}", still_needed)
         self._done = self._furthest = 0  # bytes of this attempt, and the most bytes of any attempt
         self._is_retry = False
         self.digest = hashlib.sha256()
@@ -99,7 +94,7 @@ class _Transfer:
             # A download that always starts again and always stops before this makes no progress.
             if self._done > self._furthest:
                 self._furthest = self._done
-                self._attempts.progress()
+                self.attempts.progress()
         return True
 
 

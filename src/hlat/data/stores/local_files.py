@@ -88,21 +88,16 @@ def is_disk_error(number: int | None) -> bool:
 
 @contextmanager
 def convert_disk_errors(folder: Path, chosen_by: str = "data.prepared_dir") -> Iterator[None]:
-    """Convert an OSError of the disk into a StorageError that names the folder and says what to do."""
+    """Convert an OSError of the disk into a StorageError that names the folder and its setting, and says what to do."""
     try:
         yield
     except OSError as error:
         if not is_disk_error(error.errno):
             raise
-        raise unwritable_folder_error(folder, os.strerror(error.errno or 0), chosen_by) from error
-
-
-def unwritable_folder_error(folder: Path, reason: str, chosen_by: str = "data.prepared_dir") -> Exception:
-    """Build the StorageError for a folder that could not be written to; ``chosen_by`` is its setting."""
-    return StorageError(
-        f"{folder}: cannot write prepared data: {reason}. Free space or make the folder writable, or choose another "
-        f"one with {chosen_by}; then run the same command again: finished work is kept."
-    )
+        raise StorageError(
+            f"{folder}: cannot write prepared data: {os.strerror(error.errno or 0)}. Free space or make the folder "
+            f"writable, or choose another one with {chosen_by}; then run the same command again: finished work is kept."
+        ) from error
 
 
 CHECKSUM_KEY = "checksum"
