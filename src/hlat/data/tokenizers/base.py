@@ -16,10 +16,10 @@ Worker processes import this module, so it must not import torch.
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +68,7 @@ class TokenBytes(np.ndarray[Any, np.dtype[np.int64]]):
 
 
 TokenIdArray = npt.NDArray[np.uint32]
+T = TypeVar("T")
 
 CHUNK_CHARS = 1 << 16  # characters; memory while encoding is about 100 bytes per character
 _BATCH = 1 << 18  # characters per call of the library
@@ -177,7 +178,8 @@ class Tokenizer:
         Each result is uint32, shape (tokens,).
         """
         arrays: list[list[TokenIdArray]] = [[] for _ in texts]
-        for batch in _batches((index, chunk) for index, text in enumerate(texts) for chunk in self.chunks(text)):
+        chunks = ((index, chunk) for index, text in enumerate(texts) for chunk in self.chunks(text))
+        for batch in in_batches(chunks, _BATCH, lambda each: len(each[1])):
             encoded = self.encode_batch([chunk for _, chunk in batch])
             for (index, _), ids in zip(batch, encoded, strict=True):
                 arrays[index].append(np.array(ids, dtype=np.uint32))
@@ -282,13 +284,13 @@ def _check_text(text: str) -> None:
         ) from error
 
 
-def _batches(chunks: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    batch: list[tuple[int, str]] = []
-    size = 0
-    for chunk in chunks:
-        batch.append(chunk)
-        size += len(chunk[1])
-        if size >= _BATCH:
+def in_batches(items: Iterable[T], least: int, size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield items together, as soon as their sizes add up to ``least``; the last of them may be fewer."""
+    batch, size = list[T](), 0
+    for item in items:
+        batch.append(item)
+        size += size_of(item)
+        if size >= least:
             yield batch
             batch, size = [], 0
     if batch:

@@ -41,7 +41,8 @@ _PUBLISHED_PATTERNS = [
     for digits in (r"\p{N}{1,3}", r"\p{N}")
 ]
 QWEN2_PATTERN = _PUBLISHED_PATTERNS[1]
-_PROVEN_PATTERNS = frozenset([OWN_PATTERN, *_PUBLISHED_PATTERNS])
+_BUILT_IN = object()  # stands for GPT-2's expression, which the library has and no tokenizer.json spells out
+_PROVEN_PATTERNS = (OWN_PATTERN, *_PUBLISHED_PATTERNS, _BUILT_IN)
 
 _CUT = re.compile(r"(?<=[A-Za-z])[ \n](?=[A-Za-z])")
 
@@ -68,14 +69,15 @@ def cuts_preserve_tokens(description: dict[str, Any]) -> bool:
         and not model.get("dropout")
         # Other added tokens are found in a text before it is split.
         and all(token["special"] for token in description.get("added_tokens", []))
-        and _has_proven_split(description.get("pre_tokenizer"))
+        and split_pattern(description.get("pre_tokenizer")) in _PROVEN_PATTERNS
     )
 
 
-def _has_proven_split(pre_tokenizer: dict[str, Any] | None) -> bool:
+def split_pattern(pre_tokenizer: dict[str, Any] | None) -> Any:
+    """Return the regular expression by which a byte-level pre-tokenizer splits a text; None for all others."""
     match pre_tokenizer:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
-            return True  # GPT-2's expression, built into the library
+            return _BUILT_IN
         case {
             "type": "Sequence",
             "pretokenizers": [
@@ -83,5 +85,5 @@ def _has_proven_split(pre_tokenizer: dict[str, Any] | None) -> bool:
                 {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
             ],
         }:
-            return pattern in _PROVEN_PATTERNS
-    return False
+            return pattern
+    return None

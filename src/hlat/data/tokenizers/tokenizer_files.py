@@ -14,7 +14,7 @@ from typing import Any
 
 import tokenizers
 
-from hlat.data.tokenizers.cutting import QWEN2_PATTERN
+from hlat.data.tokenizers.cutting import QWEN2_PATTERN, split_pattern
 from hlat.runtime.errors import DataError
 
 _MAX_IDS = 1 << 24  # sixty times the largest published vocabulary; a higher id means a damaged file
@@ -190,15 +190,8 @@ def is_like_qwen2(content: bytes) -> bool:
     description = json.loads(content)
     # For models of type qwen2 alone transformers 5 ignores ``tokenizer_class`` and makes a tokenizer of Qwen2 of the
     # vocabulary and merges, which splits text in its own way.
-    match description.get("pre_tokenizer"):
-        case {
-            "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
-                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
-            ]
-        }:
-            return bool(pattern == QWEN2_PATTERN and description.get("normalizer") == {"type": "NFC"})
-    return False
+    splits_alike = split_pattern(description.get("pre_tokenizer")) == QWEN2_PATTERN
+    return splits_alike and bool(description.get("normalizer") == {"type": "NFC"})
 
 
 def special_names(config: dict[str, Any] | None) -> list[str]:
@@ -232,8 +225,7 @@ def special_token_name(config: dict[str, Any] | None, key: str) -> str | None:
 def _token_names(key: str, value: Any) -> Iterator[str]:
     """Yield the names of tokens in a field of the configuration; of other fields none."""
     if key in _TOKEN_LISTS and isinstance(value, list | dict):
-        each_of = value.values() if isinstance(value, dict) else value
-        values = list(each_of)
+        values = list(value.values() if isinstance(value, dict) else value)
     else:
         values = [value] if key.endswith("_token") else []
     for each in values:

@@ -25,7 +25,7 @@ from typing import IO
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from hlat.data.tokenizers.base import Tokenizer
+from hlat.data.tokenizers.base import Tokenizer, in_batches
 from hlat.data.tokenizers.char_tokenizer import CHAR_PATTERN, CharTokenizer
 from hlat.data.tokenizers.cutting import OWN_PATTERN, cut_text
 from hlat.data.tokenizers.tokenizer_files import DEFAULT_CONFIG
@@ -183,18 +183,10 @@ def train_bpe_in_process(
 
 def _send(channel: Channel, texts: Iterable[str], taken: list[int]) -> None:
     """Send lists of texts, then an empty one; ``taken`` counts their characters."""
-    together: list[str] = []
-    characters = 0
     with suppress(PeerEnded):  # which the parent's main thread tells
-        for text in texts:
-            together.append(text)
-            characters += len(text)
-            if characters > _SENT_CHARACTERS:
-                channel.send(together)
-                taken[0] += characters
-                together, characters = [], 0
-        if together:
+        for together in in_batches(texts, _SENT_CHARACTERS, len):
             channel.send(together)
+            taken[0] += sum(map(len, together))
         channel.send([])
 
 
