@@ -34,7 +34,7 @@ from hlat.data.documents import (
     tail_start,
 )
 from hlat.data.formats.rows import convert_file_errors
-from hlat.data.formats.streams import COMPRESSED_ENDINGS, is_compressed, open_decompressed
+from hlat.data.formats.streams import is_compressed, open_decompressed
 from hlat.data.prepare.corpus import NONE_CHOSEN, Corpus, SourceTails, bytes_per_token, short_sources
 from hlat.data.prepared.consistency import recipe_locations
 from hlat.data.prepared.manifest import DataManifest, read_data_manifest
@@ -237,16 +237,13 @@ def check_inputs(
             report.lossy_tokenizer = describe_tokenizer(tokenizer, texts)
         except DataError as error:
             report.problems.append(_problem("data.tokenizer.path", str(data.tokenizer.path), str(error)))
-    corpus = [files.get(name) for name, source in sources.items() if source.number >= 0]
-    if all(found is not None for found in corpus):
-        all_files = [file for found in corpus for file in found or ()]
+    corpus = [source for source in sources.values() if source.number >= 0]
+    if all(source.field in files for source in corpus):
+        all_files = [file for source in corpus for file in files[source.field]]
         report.doubts = doubts(all_files)
         _measure(data, all_files, report)
         if manifest is None and not report.problems:
-            corpora = (
-                (source.name or source.path, files[name]) for name, source in sources.items() if source.number >= 0
-            )
-            named_files = dict(corpora)
+            named_files = {source.name or source.path: files[source.field] for source in corpus}
             _check_split(data, named_files, tokenizer, report)
     if manifest is not None and "train" in manifest.splits:
         report.training_tokens = manifest.splits["train"].tokens
@@ -332,8 +329,8 @@ def _is_plain_text(file: SourceFile) -> bool:
     """Return True if the size of a file is about that of its text."""
     # Formats that may be compressed as a whole (jsonl, csv, text) are not compressed in themselves; parquet and arrow
     # are.
-    is_compressed = not file.format.compressible or Path(file.path).suffix.lower() in COMPRESSED_ENDINGS
-    return file.cached_store is None and not file.format.holds_tokens and not is_compressed
+    is_plain = file.format.compressible and not is_compressed(Path(file.path))
+    return file.cached_store is None and not file.format.holds_tokens and is_plain
 
 
 def _measure(data: DataConfig, files: list[SourceFile], report: InputReport) -> None:
@@ -428,10 +425,10 @@ def _is_one_text(files: list[SourceFile]) -> bool:
 
 def _are_read(files: list[SourceFile], vocabulary: Vocabulary | None) -> bool:
     """Return True if a check reads the files of a source."""
-    return not any(file.cached_store is not None or _is_unread(file, vocabulary) for file in files)
-
-
-def _is_unread(file: SourceFile, vocabulary: Vocabulary | None) -> bool:
-    # Ids mean nothing without a tokenizer; a text that is one document has to be read as a whole.
-    too_long = file.format.is_one_document and (file.size > _MOST_BYTES or _is_too_long(file))
-    return too_long or (file.format.holds_tokens and vocabulary is None)
+    return not any(
+        file.cached_store is not None
+        # Ids mean nothing without a tokenizer; a text that is one document has to be read as a whole.
+        or (file.format.holds_tokens and vocabulary is None)
+        or (file.format.is_one_document and (file.size > _MOST_BYTES or _is_too_long(file)))
+        for file in files
+    )

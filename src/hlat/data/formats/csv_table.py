@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from hlat.data.formats.base import FileRange, RecordsFormat
-from hlat.data.formats.rows import TEXT_COLUMN, InputFile, RowError, missing_column, same_columns
+from hlat.data.formats.rows import TEXT_COLUMN, InputFile, RowError, check_names
 from hlat.data.formats.streams import BOM, MAX_LINE_BYTES, Record, Stream, skip_blank
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.local_files import recognize_escaped
@@ -211,10 +211,7 @@ class CsvFormat(RecordsFormat):
             raise DataError(
                 f"{file.path}, line {record.line}: not the header of a {self.kind} file: {error}. {remedy}"
             ) from error
-        if file.column not in names:
-            raise DataError(f"{file.path}: {missing_column(file.column, names)}. {self._remedy(names)}")
-        if (count := names.count(file.column)) > 1:
-            raise DataError(f"{file.path}: {same_columns(file.column, count)}")
+        check_names(file, names, self._remedy(names))
         return _Header([name.encode() for name in names], names.index(file.column))
 
     def _remedy(self, names: list[str]) -> str:

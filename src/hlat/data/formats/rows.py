@@ -135,9 +135,12 @@ def missing_column(column: str, names: list[str]) -> str:
     return f"no column {column!r}; it has {listed(map(escape_name, names), _MAX_NAMES) or 'none'}"
 
 
-def same_columns(column: str, count: int) -> str:
-    """Describe, for messages, that several columns have the name of the documents'."""
-    return f"{count} columns are called {column!r}. Rename them."
+def check_names(file: InputFile, names: list[str], remedy: str) -> None:
+    """Raise DataError unless exactly one of a table's columns has the name of the documents'."""
+    if file.column not in names:
+        raise DataError(f"{file.path}: {missing_column(file.column, names)}. {remedy}")
+    if (count := names.count(file.column)) > 1:
+        raise DataError(f"{file.path}: {count} columns are called {file.column!r}. Rename them.")
 
 
 BATCH_ROWS = 64  # small, because a row may be large
@@ -160,10 +163,7 @@ class ColumnKind(ABC):
 
     def check(self, file: InputFile, schema: pa.Schema) -> None:
         """Raise DataError unless a table has the column exactly once, with a readable type."""
-        if file.column not in schema.names:
-            raise DataError(f"{file.path}: {missing_column(file.column, schema.names)}. {self.remedy}")
-        if (count := schema.names.count(file.column)) > 1:
-            raise DataError(f"{file.path}: {same_columns(file.column, count)}")
+        check_names(file, schema.names, self.remedy)
         found = schema.field(file.column).type
         if not self.is_readable(found):
             fitting = ", ".join(field.name for field in schema if self.is_usual(field.type))
