@@ -23,7 +23,7 @@ of [0, n) ("cycle walking", Black and Rogaway 2002). The domain has fewer than 4
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import lcm
 
 import numpy as np
@@ -146,27 +146,18 @@ class PhaseWeights:
         return sum(self.weights)
 
 
-@dataclass(frozen=True)
 class _Segment:
-    """A range of the sequence: a table, repeated until the next segment, or without end."""
+    """A range of the sequence: a table of sources, repeated until the next segment, or without end."""
 
-    start: int  # first global sample of the segment
-    before: Int64s  # samples of each source before the segment, int64, shape (sources,)
-    sources: npt.NDArray[np.int32]  # the table of sources
-    ranks: Int64s = field(repr=False)  # for each entry, the number of earlier entries of the same source in the table
-    totals: Int64s  # entries of each source in the table
-
-    @classmethod
-    def of(cls, start: int, before: Sequence[int], sources: Sequence[int]) -> "_Segment":
-        """Build a segment from the counts before it and its table."""
-        table = np.array(sources, dtype=np.int32)
-        ranks = np.empty(len(table), dtype=np.int64)
-        totals = np.zeros(len(before), dtype=np.int64)
-        for source in range(len(before)):
-            positions = np.flatnonzero(table == source)
-            ranks[positions] = np.arange(len(positions))
-            totals[source] = len(positions)
-        return cls(start, np.array(before, dtype=np.int64), table, ranks, totals)
+    def __init__(self, start: int, before: Sequence[int], sources: Sequence[int]) -> None:
+        self.start = start  # first global sample of the segment
+        self.before = np.array(before, dtype=np.int64)  # samples of each source before the segment, shape (sources,)
+        self.sources = np.array(sources, dtype=np.int32)  # the table
+        self.totals = np.bincount(self.sources, minlength=len(before))  # entries of each source in the table
+        # For each entry, the number of earlier entries of the same source in the table.
+        self.ranks = np.empty(len(sources), dtype=np.int64)
+        for source, total in enumerate(self.totals.tolist()):
+            self.ranks[self.sources == source] = np.arange(total)
 
 
 class Mixture:
@@ -177,7 +168,9 @@ class Mixture:
 
     def __init__(self, phases: Sequence[PhaseWeights]) -> None:
         self.sources = len(phases[0].weights)  # number of sources
-        self._segments = list(_segments(_Timeline(phases)))
+        timeline = _Timeline(phases)
+        walk = _Walk(timeline)
+        self._segments = [part for phase in range(len(phases)) for part in _phase_segments(timeline, walk, phase)]
         self._starts = np.array([segment.start for segment in self._segments], dtype=np.int64)
 
     def locate(self, samples: npt.ArrayLike) -> tuple[Int64s, Int64s]:
@@ -249,14 +242,12 @@ class _Walk:
         self._timeline = timeline
         self.counts = [0] * len(timeline.targets_at_start[0])
         self._phase = 0
-        self._opens: list[int | None] = []
-        self._closes: list[int | None] = []
+        self._windows: list[tuple[int | None, int | None]] = []  # of each source
 
     def begin_phase(self, phase: int) -> None:
         """Continue with another phase, whose first sample is next."""
         self._phase = phase
-        windows = [self._window(source) for source in range(len(self.counts))]
-        self._opens, self._closes = [opens for opens, _ in windows], [closes for _, closes in windows]
+        self._windows = [self._window(source) for source in range(len(self.counts))]
 
     def _window(self, source: int) -> tuple[int | None, int | None]:
         """Return the least and the greatest number of samples that may include a source's next sample."""
@@ -269,14 +260,14 @@ class _Walk:
     def take(self, done: int) -> int:
         """Append one sample to the sequence after ``done`` others; return its source."""
         best, soonest = -1, None
-        for source, (opens, closes) in enumerate(zip(self._opens, self._closes, strict=True)):
+        for source, (opens, closes) in enumerate(self._windows):
             if opens is None or opens > done + 1:
                 continue
             if best < 0 or (closes is not None and (soonest is None or closes < soonest)):
                 best, soonest = source, closes
         assert best >= 0, "Tijdeman's theorem: some window is open"
         self.counts[best] += 1
-        self._opens[best], self._closes[best] = self._window(best)
+        self._windows[best] = self._window(best)
         return best
 
     def leads(self, done: int) -> tuple[int, ...]:
@@ -289,12 +280,6 @@ class _Walk:
             count * timeline.unit - target - rate * elapsed
             for count, (target, rate) in zip(self.counts, targets, strict=True)
         )
-
-
-def _segments(timeline: _Timeline) -> Iterator[_Segment]:
-    walk = _Walk(timeline)
-    for phase in range(len(timeline.starts)):
-        yield from _phase_segments(timeline, walk, phase)
 
 
 def _phase_segments(timeline: _Timeline, walk: _Walk, phase: int) -> Iterator[_Segment]:
@@ -314,8 +299,8 @@ def _phase_segments(timeline: _Timeline, walk: _Walk, phase: int) -> Iterator[_S
                 repetitions = 0 if repeats_until is None else (repeats_until - done) // length
                 if stop is None or repetitions > 0:
                     if first:
-                        yield _Segment.of(start, before, table[:first])
-                    yield _Segment.of(start + first, counts, table[first:])
+                        yield _Segment(start, before, table[:first])
+                    yield _Segment(start + first, counts, table[first:])
                     if stop is None:
                         return
                     gains = [now - then for now, then in zip(walk.counts, counts, strict=True)]
@@ -330,7 +315,7 @@ def _phase_segments(timeline: _Timeline, walk: _Walk, phase: int) -> Iterator[_S
         table.append(walk.take(done))
         done += 1
     if table:
-        yield _Segment.of(start, before, table)
+        yield _Segment(start, before, table)
 
 
 def is_weighted(config: DataConfig) -> bool:

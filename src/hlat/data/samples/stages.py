@@ -75,9 +75,7 @@ def _part(recipe: Recipe) -> _StageUse:
     assert place is not None, "the recipe of a stage"
     samples = place.batches.first_of(place.stop) - place.batches.first_of(place.first)
     texts = _text_names(data)
-    labels = [source.label for source in data.sources] or [""]
-    restart = place.stage.restart
-    again = [restart if isinstance(restart, bool) else label in restart for label in labels]
+    again = _restarts(recipe)
     limits = [source.max_tokens for source in data.sources] or [None]
     mixture = build_mixture(data)
     rows: tuple[Any, ...] = (data.sequence_length, data.packing, data.shuffle)
@@ -89,6 +87,14 @@ def _part(recipe: Recipe) -> _StageUse:
     orders = [(*rows, number) for number in range(len(texts))]
     uses = map(_Use, mixture.counts(samples).tolist(), orders, limits, again)
     return _StageUse(place.stage.name, data.sequence_length, tuple(texts), tuple(uses))
+
+
+def _restarts(recipe: Recipe) -> list[bool]:
+    """Return for each source of a stage whether its text is read anew."""
+    assert recipe.place is not None, "the recipe of a stage"
+    restart = recipe.place.stage.restart
+    labels = [source.label for source in recipe.data.sources] or [""]
+    return [restart if isinstance(restart, bool) else label in restart for label in labels]
 
 
 def _text_names(data: DataConfig) -> list[str]:
@@ -154,12 +160,11 @@ def _refuse_mixed(parts: Sequence[_StageUse], index: int, stream: str) -> None:
     mine = set(stream.split("\n"))
     for part in reversed(parts[:index]):
         for other in part.streams:
-            if other != stream and mine & set(other.split("\n")):
-                both = ", ".join(sorted(mine & set(other.split("\n"))))
+            if other != stream and (both := mine & set(other.split("\n"))):
                 raise DataError(
-                    f"stage {here.name} reads {both}, of which stage {part.name} has read a part, mixed with other "
-                    "text: which part is not known. Give the sources weights in both stages, or restart: true in "
-                    f"stage {here.name} to read them anew."
+                    f"stage {here.name} reads {', '.join(sorted(both))}, of which stage {part.name} has read a part, "
+                    "mixed with other text: which part is not known. Give the sources weights in both stages, or "
+                    f"restart: true in stage {here.name} to read them anew."
                 )
         if (use := part.use(stream)) is not None and use.restarts:
             return  # it began anew
@@ -217,8 +222,7 @@ def same_texts(run: Recipe, *, stores: bool) -> Iterator[tuple[int, str]]:
 
 
 def _texts(number: int, recipe: Recipe, stores: bool) -> list[_Text]:
-    place, data = recipe.place, recipe.data
-    assert place is not None, "the recipe of a stage"
+    data = recipe.data
     sources = [source for source in numbered_sources(data) if source.number >= 0]
     files: list[set[tuple[str, str]]] = [set() for _ in sources]
     with suppress(DataError, StorageError, OSError):  # the preparation's to report
@@ -231,12 +235,8 @@ def _texts(number: int, recipe: Recipe, stores: bool) -> list[_Text]:
             for source, found in zip(sources, files, strict=True):
                 if stores or not is_url(source.path):
                     found |= {(_real(file.path), file.column) for file in files_of_source(source, cache)}
-    restart = place.stage.restart
-    labels = [source.label for source in data.sources] or [""]
-    return [
-        _Text(number, name, frozenset(found), restart if isinstance(restart, bool) else label in restart)
-        for name, found, label in zip(_text_names(data), files, labels, strict=True)
-    ]
+    columns = zip(_text_names(data), files, _restarts(recipe), strict=True)
+    return [_Text(number, name, frozenset(found), restarts) for name, found, restarts in columns]
 
 
 def _real(path: str) -> str:
