@@ -113,7 +113,9 @@ def test_a_large_split_is_compared_with_its_checksums_while_the_model_trains(
     def read() -> None:
         data = finished.for_run(tmp_path)
         data.check_while_training()
-        data._content.wait()
+        process = data._content._process
+        assert process is not None
+        process.wait()
         if at_end:
             assert data.notes_at_end() == []
         else:
@@ -147,7 +149,7 @@ def test_a_run_whose_checksums_were_not_all_compared_says_so(
     [note] = data.notes_at_end()
     assert note.startswith(f"{finished.dir}: not all checksums were compared: the run has ended before")
     process.kill()
-    data._content.wait()
+    process.wait()
     for _ in range(2):
         [note] = data.notes_at_end()
         assert "not all checksums were compared: the process that compares them ended with code -9" in note

@@ -211,7 +211,7 @@ class DocumentReader:
         self._split_rule = SplitRule(below=plan.validation_below)
         self._files = plan.source_files()
         self.content = CorpusContent(self._files, map(Path, plan.records), plan.fingerprint)
-        self._block_reader = BlockReader(plan.vocabulary, self.content)
+        self._block_reader = BlockReader(Vocabulary(plan.vocab_size, plan.settings.end), self.content)
         self.bad_rows = BadRowMonitor(plan.unreadable_share)
 
     def documents(self, source: int, partition: int, partitions: int) -> Callable[[int, int], Iterator[StreamDocument]]:

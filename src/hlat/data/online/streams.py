@@ -162,7 +162,8 @@ class RowStream:
         cursor: StreamCursor,
         cut: Callable[[str, int], Iterator[str]],
     ) -> None:
-        self._settings, self._cursor, self._cut = settings, cursor, cut
+        self._settings, self._cut = settings, cut
+        self.cursor = cursor  # position of the next row
         self._pieces = self._pieces_of(documents(cursor.block, cursor.row))
         self._ready: deque[_TokenizedPiece] = deque()
         # The document is read again from its beginning.
@@ -170,11 +171,6 @@ class RowStream:
         self._untokenized: deque[_UntokenizedPiece] = deque()
         self._tokenized_before = 0  # tokens so far of the document that is being tokenized
         self._group: tuple[BestFitPlan, list[_TokenizedPiece]] | None = None
-
-    @property
-    def cursor(self) -> StreamCursor:
-        """Position of the next row."""
-        return self._cursor
 
     def missing_tokens(self, rows: int) -> int:
         """Return how many more tokens ``rows`` rows need; with best-fit perhaps not all yet."""
@@ -188,7 +184,7 @@ class RowStream:
                 return _GROUP * length - rest
             self._group = self._take_group()
             complete -= 1
-        left = len(self._group[0].rows) - 1 - self._cursor.offset
+        left = len(self._group[0].rows) - 1 - self.cursor.offset
         missing = -(-max(rows - left, 0) // _GROUP) - complete  # a group makes _GROUP rows at least
         return max(missing * _GROUP * length - rest, 0)
 
@@ -243,7 +239,7 @@ class RowStream:
 
     def _concat_row(self) -> list[RowSegment]:
         length, needed, pieces = self._settings.length, self._settings.length + 1, []
-        document_starts, offset = [], self._cursor.offset
+        document_starts, offset = [], self.cursor.offset
         while True:
             block, row, first, last, ids = self._ready[0]
             piece = ids[offset - first : offset - first + needed]
@@ -251,7 +247,7 @@ class RowStream:
             needed -= len(piece)
             offset += len(piece)
             if not needed:  # the last token is only a label: the next row begins with it
-                self._cursor = StreamCursor(block, row, offset - 1)
+                self.cursor = StreamCursor(block, row, offset - 1)
                 break
             self._ready.popleft()
             if last:
@@ -267,7 +263,7 @@ class RowStream:
     def _best_fit_row(self) -> list[RowSegment]:
         assert self._group is not None, "missing_tokens(1) has returned 0"
         plan, documents = self._group
-        number = self._cursor.offset
+        number = self.cursor.offset
         segments = []
         for index in range(*plan.rows[number : number + 2]):
             ids, offset = documents[plan.documents[index]].ids, plan.offsets[index]
@@ -275,9 +271,9 @@ class RowStream:
             tokens = ids[offset : offset + length + 1]  # with the next token, if the document continues
             segments.append(RowSegment(tokens, length, offset == 0, _NO_POSITIONS))
         if number + 2 < len(plan.rows):
-            self._cursor = self._cursor._replace(offset=number + 1)
+            self.cursor = self.cursor._replace(offset=number + 1)
         else:
-            self._cursor = self._after(documents[-1])
+            self.cursor = StreamCursor(documents[-1].block, documents[-1].row + 1)
             self._group = self._take_group() if self._buffered_groups()[0] else None
         return segments
 
@@ -288,6 +284,3 @@ class RowStream:
             documents.append(self._ready.popleft())
             tokens += len(documents[-1].ids)
         return fit_documents([len(document.ids) for document in documents], self._settings.length), documents
-
-    def _after(self, last: _TokenizedPiece) -> StreamCursor:
-        return StreamCursor(last.block, last.row + 1)

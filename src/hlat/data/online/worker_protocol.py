@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from hlat.data.corpus_files import open_cached_store
-from hlat.data.documents import Vocabulary
 from hlat.data.online.streams import Int64s, RowSettings, StreamAssignment, StreamCursor, partition_count
 from hlat.data.prepared.manifest import SourceRecord
 from hlat.data.samples.order import EpochOrder, PhaseWeights
@@ -71,10 +70,6 @@ class WorkerPlan:
             return replace(file, sha256="", index=index, cached_store=open_cached_store(file.path, cache))
 
         return [ready(record.to_file()) for record in self.files]
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary(self.vocab_size, self.settings.end)
 
 
 class Frame(NamedTuple):

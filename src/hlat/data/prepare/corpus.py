@@ -130,15 +130,19 @@ def read_with_progress(corpus: Corpus, progress: Callable[[int, int], None]) -> 
     progress(total, total)
 
 
-def read_texts(corpus: Corpus, plan: SplitPlan, progress: Callable[[int, int], None]) -> Iterator[tuple[Split, str]]:
-    """Yield (split, text) for a corpus of text, without null, empty and unreadable rows."""
+def read_texts(
+    corpus: Corpus, plan: SplitPlan, progress: Callable[[int, int], None], counts: dict[Split, int]
+) -> Iterator[tuple[Split, str]]:
+    """Yield (split, text) for a corpus of text, without null, empty and unreadable rows; count the texts of each."""
     characters: dict[int, int] = defaultdict(int)
     for row in read_with_progress(corpus, progress):
         file = corpus.files[row.file]
         if text := row.content:
             assert isinstance(text, str), "a tokenizer is never trained on documents that are tokens"
             split_rule = plan.split_rule(file, characters[file.source])
-            yield from split_rule.split_document(text, text.encode(), 0)
+            for split, piece in split_rule.split_document(text, text.encode(), 0):
+                counts[split] += 1
+                yield split, piece
             characters[file.source] += len(text)
 
 
@@ -386,7 +390,7 @@ def _some_texts(corpus: Corpus) -> list[str]:
 def _train_tokenizer(config: DataConfig, corpus: Corpus, plan: SplitPlan, progress: ProgressCallback) -> Tokenizer:
     settings = config.tokenizer
     counts: dict[Split, int] = dict.fromkeys(SPLITS, 0)
-    texts = _counted(read_texts(corpus, plan, partial(progress, "sample")), counts)
+    texts = read_texts(corpus, plan, partial(progress, "sample"), counts)
     if settings.train == "char":
         alphabet: set[str] = set()
         for _, text in texts:
@@ -397,12 +401,6 @@ def _train_tokenizer(config: DataConfig, corpus: Corpus, plan: SplitPlan, progre
     sampled = sample_texts(trained_on, settings.train_bytes, distinct=config.duplicates == "drop")
     refuse_empty_split(config, corpus, counts)
     return train_bpe(sampled, settings.vocab_size, settings.eos_token, progress)
-
-
-def _counted(texts: Iterator[tuple[Split, str]], counts: dict[Split, int]) -> Iterator[tuple[Split, str]]:
-    for split, text in texts:
-        counts[split] += 1
-        yield split, text
 
 
 def refuse_empty_split(config: DataConfig, corpus: Corpus, counts: dict[Split, int], undo: str = "") -> None:

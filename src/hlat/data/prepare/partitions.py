@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from hlat.config import DataConfig
 from hlat.data.corpus_files import CACHE_FOLDER, describe_corpus_changes, hash_files, list_files, numbered_sources
 from hlat.data.prepare.corpus import (
@@ -50,9 +48,9 @@ from hlat.data.prepared.manifest import (
     SourceRecord,
     StrictRecord,
     UnknownFormatError,
+    damage_of,
     read_data_manifest,
     read_record,
-    validation_summary,
     write_record,
 )
 from hlat.data.prepared.prepared_folder import PreparedData, check_settings, open_prepared
@@ -197,8 +195,7 @@ def read_partition_record(folder: Path) -> PartitionRecord:
         )
         raise DataError(f"{folder}: {reason if folder.is_dir() else 'no such folder'}") from error
     except (OSError, ValueError) as error:
-        reason = validation_summary(error) if isinstance(error, ValidationError) else str(error)
-        raise DataError(f"{folder}: {FINISHED}/{_PARTITION_FILE} is damaged: {reason}") from error
+        raise DataError(f"{folder}: {FINISHED}/{_PARTITION_FILE} is damaged: {damage_of(error)}") from error
 
 
 def indexes_sha256(units: Path, count: int) -> str:

@@ -20,7 +20,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from hlat.data.documents import (
     tokens_from_bytes,
 )
 from hlat.data.stores.local_files import checksum_matches, with_checksum
-from hlat.data.tokenizers.base import TokenIdArray, Tokenizer
+from hlat.data.tokenizers.base import Tokenizer
 from hlat.runtime.errors import DataError
 from hlat.runtime.storage.local_files import write_atomic
 
@@ -115,9 +115,6 @@ class UnitSpan:
     unreadable: list[BadRow] = field(default_factory=list)  # bad rows, left out and listed
     position: int = 0  # bytes of the corpus' files up to the end of its last document
 
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "next": vars(self.next)}
-
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "UnitSpan":
         unreadable = [BadRow(*row) for row in stored["unreadable"]]
@@ -164,7 +161,8 @@ def write_tokenized_unit(unit: WorkUnit, tokenizer: Tokenizer, folder: Path, dty
         tokens = tokenize_contents(pieces, tokenizer)
         sha256 = ""
         if tokens:
-            content = _concatenate(tokens, ends, dtype).data
+            ids_and_ends = [piece for ids in tokens for piece in (ids, np.array(ends, dtype=np.uint32))]
+            content = np.concatenate(ids_and_ends).astype(np.dtype(dtype).newbyteorder("<")).data
             sha256 = hashlib.sha256(content).hexdigest()
             write_atomic(tokens_file(folder, unit.span.number, split), content)
         splits[split] = {
@@ -174,7 +172,7 @@ def write_tokenized_unit(unit: WorkUnit, tokenizer: Tokenizer, folder: Path, dty
             "sha256": sha256,
         }
     hashes = base64.b64encode(hash_documents(unit.documents, unit.are_tokens).tobytes()).decode()
-    index = with_checksum({"span": unit.span.to_json(), "hashes": hashes, "splits": splits})
+    index = with_checksum({"span": asdict(unit.span), "hashes": hashes, "splits": splits})
     # The index last: it makes the unit finished.
     write_atomic(index_file(folder, unit.span.number), json.dumps(index).encode())
 
@@ -218,12 +216,6 @@ def tokens_file(folder: Path, number: int, split: Split) -> Path:
 def index_file(folder: Path, number: int) -> Path:
     """Return the path of the file whose existence makes a unit finished."""
     return folder / f"{number:08d}.json"
-
-
-def _concatenate(documents: list[TokenIdArray], ends: list[int], dtype: str) -> npt.NDArray[np.unsignedinteger]:
-    end = np.array(ends, dtype=np.uint32)
-    little = np.dtype(dtype).newbyteorder("<")
-    return np.concatenate([piece for ids in documents for piece in (ids, end)]).astype(little)
 
 
 def _encode_int64s(numbers: list[int]) -> str:

@@ -271,10 +271,9 @@ def read_data_manifest(folder: Path) -> DataManifest | None:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
-        problem = validation_summary(error) if isinstance(error, ValidationError) else str(error)
         raise DataError(
-            f"{path}: damaged: {problem}. Restore the file, or delete {folder} and prepare again: the same corpus and "
-            "settings give the same data, and runs can resume with it."
+            f"{path}: damaged: {damage_of(error)}. Restore the file, or delete {folder} and prepare again: the same "
+            "corpus and settings give the same data, and runs can resume with it."
         ) from error
 
 
@@ -301,7 +300,9 @@ def read_record(path: Path) -> dict[str, Any]:
     return {key: value for key, value in stored.items() if key != CHECKSUM_KEY}
 
 
-def validation_summary(error: ValidationError) -> str:
-    """Summarize the problems of a record in one line."""
+def damage_of(error: Exception) -> str:
+    """Describe the problems of a record, whose reading raised an error, in one line."""
+    if not isinstance(error, ValidationError):
+        return str(error)
     problems = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}".removeprefix(": ") for item in error.errors()]
     return listed(problems, _MAX_PROBLEMS, "; ")

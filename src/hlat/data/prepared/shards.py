@@ -263,11 +263,6 @@ class ShardContent:
             raise DataError(self._problem)
         return self._unfinished
 
-    def wait(self) -> None:
-        """Wait until the process that compares checksums has ended."""
-        if self._process is not None:
-            self._process.wait()
-
     def compare_all(self, splits: Sequence[Split]) -> None:
         """Start the process that compares the shards of some splits with their checksums."""
         if splits:
