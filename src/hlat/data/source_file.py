@@ -19,7 +19,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from hlat.data.documents import Vocabulary
 from hlat.data.formats.base import FileFormat
@@ -139,9 +138,7 @@ _CACHE_DIVISOR = 4  # prefetched files take at most a quarter of the cache
 _STOP_SECONDS = 5.0
 
 
-class _LocalFile(NamedTuple):
-    path: Path
-    release: ExitStack  # closing it releases the file
+_LocalFile = tuple[Path, ExitStack]  # closing the stack releases the file
 
 
 def prefetch_in_order(files: Sequence[SourceFile]) -> Generator[tuple[SourceFile, Path], None, None]:
@@ -165,9 +162,9 @@ def prefetch_in_order(files: Sequence[SourceFile]) -> Generator[tuple[SourceFile
                     break
                 ahead += candidate.size
                 pending.append(_open(candidate, stopped))
-            local = pending.popleft().result()
-            with local.release:
-                yield file, local.path
+            path, release = pending.popleft().result()
+            with release:
+                yield file, path
     finally:
         stopped.set()
         # Time to remove partial files, but short: else the next start removes them.
@@ -186,7 +183,7 @@ def _may_prefetch(candidate: SourceFile, ahead: int, current: SourceFile) -> boo
 
 def _release(future: "Future[_LocalFile]") -> None:
     if future.exception() is None:
-        future.result().release.close()
+        future.result()[1].close()
 
 
 def _open(file: SourceFile, stopped: threading.Event) -> "Future[_LocalFile]":
@@ -200,7 +197,7 @@ def _open(file: SourceFile, stopped: threading.Event) -> "Future[_LocalFile]":
         except BaseException as error:
             result.set_exception(error)
         else:
-            result.set_result(_LocalFile(path, release))
+            result.set_result((path, release))
 
     if file.cached_store is None:
         open_file()

@@ -192,21 +192,16 @@ def _dataset_files(folder: str, names: Sequence[str], read: Callable[[str], byte
             raise DataError(f"{folder}{file} is missing: the dataset was not saved completely. {_SAVE_AGAIN}")
     state = _json(folder + _STATE, read)
     _refuse_views(folder + _STATE, state)
-    files = [_data_file(folder, entry, names) for entry in _entries(folder + _STATE, state)]
+    files = [folder + entry for entry in _entries(folder, state, names)]
     if len(set(files)) < len(files):
         raise DataError(f"{folder}{_STATE} lists a data file twice. {_SAVE_AGAIN}")
-    _refuse_missing_shards(folder, files)
-    return files
-
-
-def _refuse_missing_shards(folder: str, files: list[str]) -> None:
-    """Raise DataError if the file names speak of more files than state.json lists."""
-    for file in files:
+    for file in files:  # their names may speak of more files than are listed
         if (shard := _SHARD.fullmatch(file.removeprefix(folder))) and int(shard[1]) != len(files):
             raise DataError(
                 f"{folder}{_STATE} lists {plural(len(files), 'data file')}, but {file} is one of {int(shard[1])}. "
                 f"Copy the folder again. {_SAVE_AGAIN}"
             )
+    return files
 
 
 def _refuse_views(path: str, state: dict[str, Any]) -> None:
@@ -225,9 +220,9 @@ def _refuse_views(path: str, state: dict[str, Any]) -> None:
         raise DataError(f"{path} has a transform, which hlat does not run. Apply it with dataset.map, and save again.")
 
 
-def _entries(path: str, state: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the entries of the data files; each has a file name and nothing else."""
-    entries = state.get("_data_files")
+def _entries(folder: str, state: dict[str, Any], names: Sequence[str]) -> Iterator[str]:
+    """Yield the names of the data files, which must be next to state.json; each entry has a name and nothing else."""
+    path, entries = folder + _STATE, state.get("_data_files")
     if not isinstance(entries, list) or not entries:
         raise DataError(f"{path} lists no data files. {_SAVE_AGAIN}")
     for entry in entries:
@@ -235,18 +230,13 @@ def _entries(path: str, state: dict[str, Any]) -> list[dict[str, str]]:
             raise DataError(
                 f"{path} describes a data file with more or less than its name: {str(entry)[:80]!a}. {_SAVE_AGAIN}"
             )
-    return entries
-
-
-def _data_file(folder: str, entry: dict[str, str], names: Sequence[str]) -> str:
-    path = folder + entry["filename"]
-    # A path out of the folder must never be opened.
-    if "/" in entry["filename"] or path not in names:
-        raise DataError(
-            f"{folder}{_STATE} names the data file {escape_name(entry['filename'][:200])}, which is not next to it. "
-            f"Copy the folder again. {_SAVE_AGAIN}"
-        )
-    return path
+        # A path out of the folder must never be opened.
+        if "/" in entry["filename"] or folder + entry["filename"] not in names:
+            raise DataError(
+                f"{path} names the data file {escape_name(entry['filename'][:200])}, which is not next to it. "
+                f"Copy the folder again. {_SAVE_AGAIN}"
+            )
+        yield entry["filename"]
 
 
 def _json(path: str, read: Callable[[str], bytes]) -> dict[str, Any]:

@@ -81,11 +81,11 @@ class MegatronDataset:
     def document(self, number: int) -> StoredTokens:
         """Return the tokens of a document, shape (tokens,), read-only; a view if they are contiguous."""
         first, end = int(self._firsts[number]), int(self._firsts[number + 1])
-        sequences = [self._sequence(sequence) for sequence in range(first, end)]
-        begins, lengths = self._begins[first:end], self._lengths[first:end].astype(np.int64)
-        if sequences and bool(np.all(begins[:-1] + lengths[:-1] * self.dtype.itemsize == begins[1:])):
-            start = int(begins[0]) // self.dtype.itemsize
-            return self._mapped[start : start + int(lengths.sum())]
+        starts, lengths = self._begins[first:end] // self.dtype.itemsize, self._lengths[first:end].astype(np.int64)
+        ends = starts + lengths
+        if len(starts) and bool(np.all(ends[:-1] == starts[1:])):
+            return self._mapped[int(starts[0]) : int(ends[-1])]
+        sequences = (self._mapped[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True))
         joined = np.concatenate([np.empty(0, self.dtype), *sequences])
         joined.flags.writeable = False
         return joined
@@ -108,10 +108,6 @@ class MegatronDataset:
         firsts = self._firsts[start : (self.documents if end is None else end) + 1]
         totals = np.concatenate([[0], np.cumsum(self._lengths[firsts[0] : firsts[-1]], dtype=np.int64)])
         return np.asarray(np.diff(totals[firsts - firsts[0]]), dtype=np.int64)
-
-    def _sequence(self, number: int) -> StoredTokens:
-        start = int(self._begins[number]) // self.dtype.itemsize
-        return self._mapped[start : start + int(self._lengths[number])]
 
     # --- checks ----------------------------------------------------------------------------------------------------
 
@@ -261,9 +257,7 @@ class MegatronFormat(FileFormat):
         dataset = MegatronDataset(file.path, file.companion)
         first = total = last = 0
         for start in range(0, len(dataset), _DOCUMENTS_PER_READ):
-            lengths = (
-                dataset.document_lengths(start, min(start + _DOCUMENTS_PER_READ, len(dataset))) * dataset.dtype.itemsize
-            )
+            lengths = dataset.document_lengths(start, start + _DOCUMENTS_PER_READ) * dataset.dtype.itemsize
             ends = total + np.cumsum(lengths)
             numbers = (ends - lengths) // size
             # A range begins with the first document after another ``size`` bytes.

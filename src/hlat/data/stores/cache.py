@@ -235,8 +235,7 @@ class Cache:
         stays.
         """
         key = _key(file)
-        self._register(key, file)
-        try:
+        with self._in_use(key, file):
             path = self._folder.path / (key + _suffixes(file.path))
             with self._folder.convert_disk_errors(file.path):
                 self._folder.open()
@@ -247,12 +246,11 @@ class Cache:
                 with suppress(OSError):
                     os.utime(descriptor)  # the time of last use, for eviction
                 os.close(descriptor)
-        finally:
-            self._unregister(key)
 
     # --- opening and fetching --------------------------------------------------------------------------------------
 
-    def _register(self, key: str, file: StoredFile) -> None:
+    @contextmanager
+    def _in_use(self, key: str, file: StoredFile) -> Iterator[None]:
         """Count a file as in use; DataError if the files in use at a time exceed the limit."""
         with self._mutex:
             others = sum(size for other, size in self._sizes.items() if other != key)
@@ -264,12 +262,13 @@ class Cache:
                 )
             self._sizes[key] = file.size
             self._users[key] += 1
-
-    def _unregister(self, key: str) -> None:
-        with self._mutex:
-            self._users[key] -= 1
-            if not self._users[key]:
-                del self._users[key], self._sizes[key]
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._users[key] -= 1
+                if not self._users[key]:
+                    del self._users[key], self._sizes[key]
 
     def _open_or_fetch(self, path: Path, file: StoredFile, fetch: FetchInto) -> int:
         """Return a descriptor of the complete file with a shared lock, which prevents its eviction."""

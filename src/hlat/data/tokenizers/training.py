@@ -73,7 +73,7 @@ def sample_texts(texts: Iterable[str], max_bytes: int, distinct: bool = False) -
     kept: list[tuple[int, int, int, str]] = []  # a heap with the largest hash on top: (-hash, -position, bytes, text)
     ranks: set[int] = set()
     total = 0
-    for position, chunk in enumerate(_chunks(texts)):
+    for position, chunk in enumerate(chunk for text in texts for chunk in cut_text(text, _SAMPLE_CHUNK)):
         encoded = chunk.encode()
         rank = int.from_bytes(hashlib.blake2b(encoded, digest_size=8, key=_SAMPLE_KEY).digest(), "little")
         if distinct and rank in ranks:  # for a corpus of which copies are dropped
@@ -136,11 +136,6 @@ def train_char(alphabet: Iterable[str], eos_token: str | None = "auto") -> CharT
     description = json.loads(tokenizer.to_str())
     content = json.dumps(description, indent=2, ensure_ascii=False).encode()
     return CharTokenizer(content, {**DEFAULT_CONFIG, "eos_token": name}, name)
-
-
-def _chunks(texts: Iterable[str]) -> Iterator[str]:
-    for text in texts:
-        yield from cut_text(text, _SAMPLE_CHUNK)
 
 
 STAGE = "train tokenizer"  # stage of its progress reports, which count merges; the total is 0 until merging begins
