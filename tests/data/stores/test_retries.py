@@ -72,7 +72,7 @@ def delays(world: World) -> list[float]:
         times.append(world.time)
         return failing()
 
-    assert world.retries.call("reading a", action, make_error) == "done"
+    assert world.retries.attempt("reading a").call(action, make_error) == "done"
     return [after - before for before, after in pairwise(times)]
 
 
@@ -83,7 +83,7 @@ def test_delays_double_up_to_a_limit() -> None:
 
 def test_the_beginning_and_end_of_an_outage_are_logged_once() -> None:
     world = World()
-    world.retries.call("reading s3://corpus/a", Failing(7), make_error)
+    world.retries.attempt("reading s3://corpus/a").call(Failing(7), make_error)
     assert world.logged == [
         "s3://corpus does not answer: connection refused, while reading s3://corpus/a, since 14:03:00. "
         "Trying again for up to 15 min.",
@@ -93,7 +93,7 @@ def test_the_beginning_and_end_of_an_outage_are_logged_once() -> None:
 
 def test_a_single_failure_is_not_logged() -> None:
     world = World()
-    world.retries.call("reading a", Failing(1), make_error)
+    world.retries.attempt("reading a").call(Failing(1), make_error)
     assert world.logged == []
 
 
@@ -109,7 +109,7 @@ def test_readers_of_one_store_log_an_outage_once() -> None:
 def test_repeated_outages_are_logged_at_most_once_a_minute() -> None:
     world = World()
     for _ in range(50):
-        world.retries.call("reading a", Failing(3), make_error)
+        world.retries.attempt("reading a").call(Failing(3), make_error)
     lines = [line for line in world.logged if "does not answer" in line]
     assert len(lines) <= world.time / 60 + 1
 
@@ -119,7 +119,7 @@ def test_retries_end_after_the_maximum_outage() -> None:
     with pytest.raises(
         StoreUnavailableError, match=r"reading a: connection refused, since 14:03:00 \(15 min of attempts\)"
     ) as caught:
-        world.retries.call("reading a", Failing(10_000), make_error)
+        world.retries.attempt("reading a").call(Failing(10_000), make_error)
     assert world.time == MAX_OUTAGE_SECONDS
     assert "Check that s3://corpus can be reached" in str(caught.value) and "finished work is kept" in str(caught.value)
 
@@ -144,11 +144,11 @@ def test_permanent_errors_are_not_retried() -> None:
     world = World()
     for error in (PermissionError("denied"), FileNotFoundError("none")):
         with pytest.raises(DataError, match="permanent"):
-            world.retries.call("reading a", Failing(1, error), make_error)
+            world.retries.attempt("reading a").call(Failing(1, error), make_error)
     with pytest.raises(StorageError):
-        world.retries.call("reading a", Failing(1, StorageError("full")), make_error)
+        world.retries.attempt("reading a").call(Failing(1, StorageError("full")), make_error)
     with pytest.raises(TypeError, match="our own"):
-        world.retries.call("reading a", Failing(1, TypeError("our own")), make_error)
+        world.retries.attempt("reading a").call(Failing(1, TypeError("our own")), make_error)
     assert world.slept == [] and world.logged == []
 
 
@@ -158,17 +158,17 @@ NO_NAME = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolutio
 def test_a_name_that_does_not_resolve_fails_at_once_at_the_start() -> None:
     world = World()
     with pytest.raises(DataError, match="does not resolve"):
-        world.retries.call("reading a", Failing(1, NO_NAME), make_error)
+        world.retries.attempt("reading a").call(Failing(1, NO_NAME), make_error)
     assert world.slept == []
 
 
 def test_a_name_that_has_resolved_before_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
-    assert world.retries.call("reading a", Failing(0), make_error) == "done"
-    assert world.retries.call("reading a", Failing(9, NO_NAME), make_error) == "done"
+    assert world.retries.attempt("reading a").call(Failing(0), make_error) == "done"
+    assert world.retries.attempt("reading a").call(Failing(9, NO_NAME), make_error) == "done"
     assert len(world.slept) > 9
     monkeypatch.setenv(EARLIER_ATTEMPT_ENV, "40 run")  # a process that a supervisor has restarted
-    assert World().retries.call("reading a", Failing(9, NO_NAME), make_error) == "done"
+    assert World().retries.attempt("reading a").call(Failing(9, NO_NAME), make_error) == "done"
 
 
 @pytest.mark.parametrize("url", ["https://nowhere.example/a.txt", "s3://nowhere/a.txt"])

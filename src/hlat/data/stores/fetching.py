@@ -86,7 +86,9 @@ class _Transfer:
                     "complete."
                 )
             try:
-                _write_all(self._out, chunk)
+                rest = memoryview(chunk)
+                while rest:
+                    rest = rest[self._out.write(rest) :]  # one write to an unbuffered file may take only some bytes
             except OSError as error:
                 self.disk_error = error
                 return False
@@ -96,9 +98,3 @@ class _Transfer:
                 self._furthest = self._done
                 self.attempts.progress()
         return True
-
-
-def _write_all(out: IO[bytes], chunk: bytes) -> None:
-    rest = memoryview(chunk)
-    while rest:
-        rest = rest[out.write(rest) :]  # one write to an unbuffered file may take only some of its bytes

@@ -92,10 +92,6 @@ class StoreRetries:
         """Return a retry loop for one action, which ends once ``still_needed`` returns False."""
         return RetryLoop(self, activity, still_needed)
 
-    def call(self, activity: str, action: Callable[[], T], make_error: Callable[[StorageFailure], Exception]) -> T:
-        """Call an action, retried as often as needed, and return its result; see ``RetryLoop.call``."""
-        return self.attempt(activity).call(action, make_error)
-
 
 class RetryLoop:
     """Retries of one action; ``progress`` ends an outage, and a later failure begins a new one."""
@@ -228,7 +224,7 @@ class Store:
 
     def find(self) -> list[StoredFile]:
         """List the files, sorted as local ones; StoreAccessError or StoreUnavailableError."""
-        return self.retries.call(f"listing {self._url}", self._find, partial(access_error, self._url))
+        return self.retries.attempt(f"listing {self._url}").call(self._find, partial(access_error, self._url))
 
     def read(self, file: StoredFile, start: int) -> Iterator[bytes]:
         """Yield the bytes from ``start`` on, in chunks; errors of the backend are passed on."""
