@@ -42,7 +42,7 @@ def iter_records(stream: Stream, delimiter: bytes, offset: int = 0) -> Iterator[
 
 def _next_record(stream: Stream, delimiter: bytes, line: int, offset: int) -> tuple[Record, int] | None:
     """Return one record and its number of lines; None at the end of the stream."""
-    quotes, pieces = _QuoteScanner(delimiter), list[bytes]()
+    state, pieces = _FIELD_START, list[bytes]()
     kept = lines = 0
     end = offset
     # Once enough is kept of a record that is too long, the rest is read in small pieces and dropped.
@@ -51,48 +51,34 @@ def _next_record(stream: Stream, delimiter: bytes, line: int, offset: int) -> tu
         if not pieces:  # also where files were joined
             piece = piece.removeprefix(BOM)
         lines += piece.endswith(b"\n")
-        quotes.scan(piece)
+        state = _follow_quotes(piece, delimiter, state)
         pieces.append(piece[: MAX_LINE_BYTES + 1 - kept])
         kept += len(pieces[-1])
-        if piece.endswith(b"\n") and not quotes.is_open:
+        if piece.endswith(b"\n") and state != _QUOTED:
             break
     if end == offset:
         return None
-    return Record(line, offset, end, b"".join(pieces), not quotes.is_open), lines
+    return Record(line, offset, end, b"".join(pieces), state != _QUOTED), lines
 
 
-class _QuoteScanner:
-    """Follows the quotes of a record, in pieces that are cut anywhere."""
-
-    def __init__(self, delimiter: bytes) -> None:
-        self._delimiter, self._state = delimiter, _FIELD_START
-
-    @property
-    def is_open(self) -> bool:
-        return self._state == _QUOTED
-
-    def scan(self, piece: bytes) -> None:
-        if not self.is_open and _QUOTE not in piece:  # the common case, without a loop over fields
-            self._state = _FIELD_START if piece.endswith(self._delimiter) else _PLAIN
-            return
-        position = 0
-        while position < len(piece):
-            if self._state == _QUOTED:
-                position = piece.find(_QUOTE, position) + 1
-                if not position:
-                    return
-                self._state = _QUOTE_IN_QUOTED
-            elif self._state == _PLAIN:
-                position = piece.find(self._delimiter, position) + 1
-                if not position:
-                    return
-                self._state = _FIELD_START
-            elif piece[position : position + 1] == _QUOTE:  # the first of a field, or the second of a pair
-                self._state, position = _QUOTED, position + 1
-            elif piece[position : position + 1] == self._delimiter:
-                self._state, position = _FIELD_START, position + 1
-            else:
-                self._state = _PLAIN
+def _follow_quotes(piece: bytes, delimiter: bytes, state: int) -> int:
+    """Follow the quotes of a record, in pieces that are cut anywhere; return the state after a piece."""
+    if state != _QUOTED and _QUOTE not in piece:  # the common case, without a loop over fields
+        return _FIELD_START if piece.endswith(delimiter) else _PLAIN
+    position = 0
+    while position < len(piece):
+        if state in (_QUOTED, _PLAIN):
+            position = piece.find(_QUOTE if state == _QUOTED else delimiter, position) + 1
+            if not position:
+                return state
+            state = _QUOTE_IN_QUOTED if state == _QUOTED else _FIELD_START
+        elif piece[position : position + 1] == _QUOTE:  # the first of a field, or the second of a pair
+            state, position = _QUOTED, position + 1
+        elif piece[position : position + 1] == delimiter:
+            state, position = _FIELD_START, position + 1
+        else:
+            state = _PLAIN
+    return state
 
 
 def split_fields(record: bytes, delimiter: bytes) -> list[bytes]:
