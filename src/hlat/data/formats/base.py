@@ -189,12 +189,10 @@ class FileFormat(ABC):
             pyarrow.ArrowException: the file is damaged.
             DataError: as ``documents``.
         """
-        del file, size
         yield WHOLE_FILE
 
     def remote_ranges(self, path: Path, total: int, size: int) -> Iterator[FileRange]:
         """Yield the ranges of a file that is not fetched, from its name and ``total`` bytes."""
-        del path, total, size
         yield WHOLE_FILE
 
     def range_reader(self) -> RangeReader:
@@ -208,7 +206,6 @@ class FileFormat(ABC):
         one range, such as a compressed one: reading its first row should not take as long as reading all of it. Rows
         that begin in the range may go on after it.
         """
-        del file
         return (0, None) if part == WHOLE_FILE and self.is_one_document else None
 
     def address(self, row: int, line: int | None, position: int) -> str:
@@ -217,12 +214,10 @@ class FileFormat(ABC):
         ``row`` counts in the file or, if ranges are not rows, in its range. ``line`` counts from 1; None if unknown.
         ``position`` is about the byte at which the row ends, for formats whose ranges are bytes.
         """
-        del position
         return f", row {row}" if line is None else f", line {line}"
 
     def doubt(self, paths: Sequence[Path]) -> str:
         """Return a sentence if a source's local files seem to hold less than they should, else ""."""
-        del paths
         return ""
 
     def folder_files(self, names: Sequence[str], read: Callable[[str], bytes]) -> list[str] | None:
@@ -234,7 +229,6 @@ class FileFormat(ABC):
         Raises:
             DataError: it is one, but cannot be read; the message continues the name of the folder.
         """
-        del names, read
         return None
 
 
@@ -270,7 +264,6 @@ class RecordsFormat(FileFormat):
 
     def begin(self, file: InputFile, records: Iterator[Record]) -> Any:
         """Take what precedes the rows, such as a header, from the first records; ``content`` gets what is returned."""
-        del file, records
 
     def check_record(self, record: Record, file: InputFile) -> None:
         """Raise DataError for a record that belongs to no row, whatever its length."""
@@ -330,9 +323,7 @@ class RecordsFormat(FileFormat):
         return RowError(line, reason, f"A document may not be longer: cut it into several, one per {self.row_word}.")
 
     def bytes_of(self, file: InputFile, part: FileRange) -> tuple[int, int | None] | None:
-        del file
         return None if part == WHOLE_FILE else part
 
     def address(self, row: int, line: int | None, position: int) -> str:
-        del row
         return f", the {self.record_word} that ends at byte {position:,}" if line is None else f", line {line}"

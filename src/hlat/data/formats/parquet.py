@@ -95,7 +95,6 @@ def _groups(file: InputFile) -> _Groups:
 
 @lru_cache(maxsize=1 << 14)  # files: streams read blocks from all over the corpus
 def _read_groups(path: Path, column: str, stamp: FileStamp) -> _Groups:
-    del stamp
     with _open(path) as parquet:
         groups = list(_row_groups(parquet, column))
         starts = list(accumulate((rows for rows, _ in groups), initial=0))

@@ -227,7 +227,6 @@ class TextColumn(ColumnKind):
         return bool(pa.types.is_string(column_type) or pa.types.is_large_string(column_type))
 
     def convert(self, values: Any, file: InputFile) -> Iterable[Content | RowError | None]:
-        del file
         is_dictionary = pa.types.is_dictionary(values.type)
         # In a dictionary column, every row of the batch can refer to the largest value.
         max_bytes = BATCH_BYTES // BATCH_ROWS if is_dictionary else BATCH_BYTES

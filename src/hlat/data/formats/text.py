@@ -76,7 +76,6 @@ class TextFormat(FileFormat):
         yield make_row(0, text, file.path.stat().st_size)
 
     def address(self, row: int, line: int | None, position: int) -> str:
-        del row, line, position
         return ""
 
 
@@ -190,7 +189,6 @@ class JsonLinesFormat(RecordsFormat):
         return byte_ranges(total, size) if path.suffix.lower() in self.endings else iter((WHOLE_FILE,))
 
     def content(self, record: Record, file: InputFile, begun: None, line: int | None) -> Content | RowError | None:
-        del begun
         try:
             found = _parse(record.content.decode())
         except UnicodeDecodeError as error:

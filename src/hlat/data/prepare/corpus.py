@@ -358,15 +358,15 @@ def make_tokenizer(
     trained.
     """
     settings = config.tokenizer
+    given = None if settings.path is None else load_tokenizer(settings.path, settings.eos_token)
     if not folder.exists():
         unfinished = folder.with_name(f"{folder.name}.making")
         shutil.rmtree(unfinished, ignore_errors=True)
-        given = None if settings.path is None else load_tokenizer(settings.path, settings.eos_token)
         (given or _train_tokenizer(config, corpus, plan, progress)).save(unfinished)
         unfinished.rename(folder)  # so a folder under its final name is complete
     tokenizer = load_saved(folder)
-    if settings.path is not None:
-        said = describe_tokenizer(load_tokenizer(settings.path, settings.eos_token), _some_texts(corpus))
+    if given is not None:
+        said = describe_tokenizer(given, _some_texts(corpus))
         return tokenizer, [] if said is None else [" ".join(said).rstrip()]
     if settings.train == "bpe" and tokenizer.vocab_size < settings.vocab_size:
         return tokenizer, [
@@ -408,10 +408,10 @@ def refuse_empty_split(config: DataConfig, corpus: Corpus, counts: dict[Split, i
     if counts["train"] == 0:
         raise DataError(f"{corpus.files[0].path}{more(corpus.files)}: no text for training: {_WHY_NO_TEXT}")
     validation = config.validation
-    if counts["validation"] > 0 or (validation.path is None and validation.fraction == 0):
+    # With auto, a corpus of a character, or of copies, goes without.
+    goes_without = validation.path is None and (validation.fraction == 0 or validation.by == "auto")
+    if counts["validation"] > 0 or goes_without:
         return
-    if validation.path is None and validation.by == "auto":
-        return  # a corpus of a character, or of copies: the run goes without
     if validation.path is not None:
         duplicate = " or a duplicate of one in the corpus" if config.duplicates == "drop" else ""
         raise DataError(f"data.validation.path {validation.path}: every document in it is null or empty{duplicate}.")

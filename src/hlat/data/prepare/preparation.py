@@ -179,7 +179,6 @@ def _cores() -> int:
 
 def ignore_progress(stage: str, done: int, total: int) -> None:
     """Do nothing with a progress report, where the caller passes no callback."""
-    del stage, done, total
 
 
 @contextmanager

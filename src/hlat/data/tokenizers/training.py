@@ -133,9 +133,7 @@ def train_char(alphabet: Iterable[str], eos_token: str | None = "auto") -> CharT
         if len(name) == 1:
             raise DataError(f"data.tokenizer.eos_token = {name!r}: a single character is text; set a longer name")
         tokenizer.add_special_tokens([name])
-    description = json.loads(tokenizer.to_str())
-    content = json.dumps(description, indent=2, ensure_ascii=False).encode()
-    return CharTokenizer(content, {**DEFAULT_CONFIG, "eos_token": name}, name)
+    return CharTokenizer(tokenizer.to_str(pretty=True).encode(), {**DEFAULT_CONFIG, "eos_token": name}, name)
 
 
 STAGE = "train tokenizer"  # stage of its progress reports, which count merges; the total is 0 until merging begins
