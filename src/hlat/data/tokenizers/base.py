@@ -96,11 +96,10 @@ class Tokenizer:
     def __init__(
         self, content: bytes, config: dict[str, Any] | None = None, eos_token: str | None = "auto", where: str = ""
     ) -> None:
-        where = where or "tokenizer.json"
-        self._tokenizer, self._description = parse_tokenizer_json(content, where)
+        self._where = where or "tokenizer.json"
+        self._tokenizer, self._description = parse_tokenizer_json(content, self._where)
         eos_token = resolve_eos_token(eos_token, config)
-        content = self._mend(content, [*special_names(config), eos_token or ""], where)
-        self._where = where
+        content = self._mend(content, [*special_names(config), eos_token or ""])
         self._tokenizer.no_truncation()  # a tokenizer.json may ask for it, and documents must stay whole
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
@@ -108,7 +107,7 @@ class Tokenizer:
         self.vocab_size = max(vocabulary.values()) + 1
         self._special = {t["content"] for t in self._description.get("added_tokens") or [] if t["special"]}
         self._recognise(config, vocabulary)
-        self.eos_token = self._find_eos(eos_token, vocabulary, where)
+        self.eos_token = self._find_eos(eos_token, vocabulary)
         self.eos_id = None if self.eos_token is None else vocabulary[self.eos_token]
         bos = special_token_name(config, "bos_token") or next((n for n in _BOS_NAMES if n in self._special), None)
         self.bos_id = vocabulary.get(bos) if bos else None
@@ -118,7 +117,7 @@ class Tokenizer:
         special = {"eos_token": self.eos_token, "bos_token": None if self.bos_id is None else bos}
         self.files = {"tokenizer.json": content, **config_files(config, special, vocabulary)}
 
-    def _mend(self, content: bytes, special: list[str], where: str) -> bytes:
+    def _mend(self, content: bytes, special: list[str]) -> bytes:
         """Drop the dropout, and make added tokens of these names special; return the tokenizer.json."""
         steady = without_dropout(self._description)
         mended = with_special(steady, special)
@@ -127,7 +126,7 @@ class Tokenizer:
         if steady is not self._description:  # ids would be random, and others at each start
             self.left_out = ("its BPE dropout",)
         content = json.dumps(mended, indent=2, ensure_ascii=False).encode()
-        self._tokenizer, self._description = parse_tokenizer_json(content, where)
+        self._tokenizer, self._description = parse_tokenizer_json(content, self._where)
         return content
 
     def _recognise(self, config: dict[str, Any] | None, vocabulary: dict[str, int]) -> None:
@@ -215,14 +214,21 @@ class Tokenizer:
         """
         return cut_text(text, min_chars) if self._can_cut else iter((text,))
 
-    def _find_eos(self, chosen: str | None, vocabulary: dict[str, int], where: str) -> str | None:
+    def _find_eos(self, chosen: str | None, vocabulary: dict[str, int]) -> str | None:
         if chosen == "auto":
             chosen = next((name for name in _EOS_NAMES if name in self._special), None)
             if chosen is None and self._requires_eos:
-                raise DataError(_eos_message(where, "does not say which token ends a document", self._special))
+                raise self._wrong_eos("does not say which token ends a document")
         elif chosen is not None and chosen not in vocabulary:
-            raise DataError(_eos_message(where, f"has no token {chosen!r}", self._special))
+            raise self._wrong_eos(f"has no token {chosen!r}")
         return chosen
+
+    def _wrong_eos(self, problem: str) -> DataError:
+        names = listed(sorted(self._special)) or "it has none"
+        return DataError(
+            f"{self._where}: the tokenizer {problem}. Set data.tokenizer.eos_token to one of its special tokens "
+            f"({names}), or to null for no token between documents."
+        )
 
     @cached_property
     def keeps_text(self) -> bool:
@@ -295,11 +301,3 @@ def in_batches(items: Iterable[T], least: int, size_of: Callable[[T], int]) -> I
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _eos_message(where: str, problem: str, special: set[str]) -> str:
-    names = listed(sorted(special)) or "it has none"
-    return (
-        f"{where}: the tokenizer {problem}. Set data.tokenizer.eos_token to one of its special tokens ({names}), "
-        "or to null for no token between documents."
-    )

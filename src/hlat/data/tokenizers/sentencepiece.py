@@ -94,10 +94,10 @@ class SentencePieceTokenizer(Tokenizer):
     def encode_by_origin(self, text: str) -> list[int]:
         return list(self._model.encode(text, out_type=int))
 
-    def _find_eos(self, chosen: str | None, vocabulary: dict[str, int], where: str) -> str | None:
+    def _find_eos(self, chosen: str | None, vocabulary: dict[str, int]) -> str | None:
         if chosen == "auto" and self._model.eos_id() >= 0:
             chosen = self._model.id_to_piece(self._model.eos_id())
-        return super()._find_eos(chosen, vocabulary, where)
+        return super()._find_eos(chosen, vocabulary)
 
     def chunks(self, text: str, min_chars: int = CHUNK_CHARS) -> Iterator[str]:
         # Without the space, which the model puts in front of the next chunk.
