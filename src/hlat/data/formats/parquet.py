@@ -10,12 +10,12 @@ last are kept, up to a limit.
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from itertools import accumulate
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow import parquet as pq
@@ -161,17 +161,6 @@ def _open(path: Path) -> Iterator[pq.ParquetFile]:
         )
 
 
-@contextmanager
-def _mapped(raw: BinaryIO) -> Iterator[mmap | bytes]:
-    try:
-        content = mmap(raw.fileno(), 0, access=ACCESS_READ)
-    except OSError:  # some network file systems cannot map files: what cannot be looked at is no mistake
-        yield b""
-        return
-    with content:
-        yield content
-
-
 def _check_not_joined(path: Path, metadata: Any, footer_bytes: int) -> None:
     """Check that a file does not begin with another one.
 
@@ -186,7 +175,11 @@ def _check_not_joined(path: Path, metadata: Any, footer_bytes: int) -> None:
     left = path.stat().st_size - len(_MAGIC) - 4 - footer_bytes - end
     if left <= 0:
         return
-    with path.open("rb") as raw, _mapped(raw) as content:
+    with path.open("rb") as raw, ExitStack() as stack:
+        try:
+            content = stack.enter_context(mmap(raw.fileno(), 0, access=ACCESS_READ))
+        except OSError:  # some network file systems cannot map files: what cannot be looked at is no mistake
+            return
         place = 0
         while (place := content.find(_MAGIC * 2, place + 1, left + len(_MAGIC))) > 0:
             begin = place - 4 - int.from_bytes(content[place - 4 : place], "little")

@@ -85,7 +85,7 @@ class CorpusContent:
     # end: byte after the last row that begins in the range; 0 if not known yet
     def check(self, file: SourceFile, opened: InputFile, part: FileRange, end: int = 0) -> int:
         """Compare or record the bytes of a range; return the end of what was compared."""
-        number, found = self._number(file), file.format.bytes_of(opened, part)
+        number, found = self._numbers[id(file)], file.format.bytes_of(opened, part)
         if found is None:  # left to ``complete``
             return file.size
         start, stop = found[0], max(end, file.size if found[1] is None else found[1])
@@ -97,7 +97,8 @@ class CorpusContent:
         """Compare or record a worker's share of the files; DataError if one differs."""
         own = [part for file in self._files[worker::workers] for part in file.files if part.cached_store is None]
         # Recorded ones come first: they may be another text by now. Those with an unchanged stamp are not read.
-        numbers = sorted(map(self._number, own), key=lambda number: not self._record.is_complete(number))
+        own_numbers = (self._numbers[id(part)] for part in own)
+        numbers = sorted(own_numbers, key=lambda number: not self._record.is_complete(number))
         for number in numbers:
             # A file costs something by itself: many tiny files take long too.
             if (budget := budget - self._parts[number].size - (_CONTENT_PAGE >> 4)) >= 0:
@@ -105,14 +106,11 @@ class CorpusContent:
 
     def incomplete(self) -> list[SourceFile]:
         """Return the local files of which not all has been recorded."""
-        local = (part for part in self._parts if part.cached_store is None)
-        return [part for part in local if not self._record.is_complete(self._number(part))]
+        local = ((number, part) for number, part in enumerate(self._parts) if part.cached_store is None)
+        return [part for number, part in local if not self._record.is_complete(number)]
 
     def close(self) -> None:
         self._record.close()
-
-    def _number(self, file: SourceFile) -> int:
-        return self._numbers[id(file)]
 
 
 class BlockReader:

@@ -131,11 +131,11 @@ def _with_sampled_hash(file: SourceFile) -> SourceFile:
     if file.cached_store is not None:
         # A hash of a remote file's version in the store: its content would have to be fetched.
         digest.update((file.etag or str(file.mtime_ns)).encode())
-        return replace(file, sha256=digest.hexdigest())
-    with as_data_error(file.path), Path(file.path).open("rb") as stream:
-        for position in (0, (file.size - _HASHED_BYTES) // 2, file.size - _HASHED_BYTES):
-            stream.seek(max(position, 0))
-            digest.update(stream.read(_HASHED_BYTES))
+    else:
+        with as_data_error(file.path), Path(file.path).open("rb") as stream:
+            for position in (0, (file.size - _HASHED_BYTES) // 2, file.size - _HASHED_BYTES):
+                stream.seek(max(position, 0))
+                digest.update(stream.read(_HASHED_BYTES))
     return replace(file, sha256=digest.hexdigest())
 
 
@@ -249,13 +249,10 @@ class _OnlinePreparation:
             write_atomic(self._folder / name, content)
             sha256 = hashlib.sha256(content).hexdigest()
             shards = [ShardRecord(file=name, tokens=len(tokens), bytes=len(content), sha256=sha256)]
+        counts = {"documents": len(documents), "tokens": len(tokens), "text_bytes": text_bytes}
         return SplitRecord(
-            documents=len(documents),
-            tokens=len(tokens),
-            text_bytes=text_bytes,
-            sources=[SourceTokens(source=-1, documents=len(documents), tokens=len(tokens), text_bytes=text_bytes)]
-            if documents
-            else [],
+            **counts,
+            sources=[SourceTokens(source=-1, **counts)] if documents else [],
             shards=shards,
             documents_file=documents_file(split),
             documents_sha256=hashlib.sha256(starts).hexdigest(),
