@@ -100,9 +100,8 @@ def doubts(files: Sequence[SourceFile]) -> list[str]:
         rows.append(f"{beside[0]}{more(beside)}: the same file uncompressed is beside it, and both are read.")
     if twice := [place for place, times in places.items() if times > 1]:
         rows.append(f"{twice[0]}{more(twice)}: named more than once, and read as often.")
-    return (
-        rows if len(rows) <= _TABLE_ROWS else [*rows[:_TABLE_ROWS], f"And {len(rows) - _TABLE_ROWS} more like these."]
-    )
+    others = [f"And {len(rows) - _TABLE_ROWS} more like these."] if len(rows) > _TABLE_ROWS else []
+    return rows[:_TABLE_ROWS] + others
 
 
 def _held_out_names(files: Sequence[SourceFile]) -> Iterator[str]:

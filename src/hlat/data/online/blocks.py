@@ -34,9 +34,6 @@ from hlat.data.source_file import SourceFile
 from hlat.data.stores.local_files import ContentRecord
 from hlat.runtime.errors import DataError
 
-_MIN_BYTES, _MAX_BYTES = 1 << 12, 1 << 22  # size of a block
-_BLOCKS_PER_STREAM = 2
-
 
 class FileBlock(NamedTuple):
     """A range of a file of the corpus, which is read as one."""
@@ -48,11 +45,6 @@ class FileBlock(NamedTuple):
     @property
     def part(self) -> FileRange:
         return FileRange(self.start, self.stop)
-
-
-def choose_block_bytes(total: int, streams: int) -> int:
-    """Return the block size in bytes for a corpus of ``total`` bytes and ``streams`` streams."""
-    return min(max(total // (_BLOCKS_PER_STREAM * streams), _MIN_BYTES), _MAX_BYTES)
 
 
 def split_file(index: int, file: SourceFile, size: int) -> list[FileBlock]:  # size: approximate bytes of a block

@@ -42,7 +42,6 @@ from hlat.data.online.blocks import (
     BlockReader,
     CorpusContent,
     FileBlock,
-    choose_block_bytes,
     split_file,
 )
 from hlat.data.prepare.corpus import Corpus, ProgressCallback, SplitPlan, make_tokenizer
@@ -74,6 +73,8 @@ from hlat.runtime.terminal import plural
 
 _HASHED_BYTES = 1 << 16  # bytes hashed at each of three positions of a file
 _RECORDED_BYTES = 1 << 26  # of files whose content is recorded before training: less than a tenth of a second
+_MIN_BLOCK, _MAX_BLOCK = 1 << 12, 1 << 22  # bytes of a block
+_BLOCKS_PER_STREAM = 2
 _TOKENIZED_TOGETHER = 32  # validation documents tokenized in one batch
 
 
@@ -183,7 +184,7 @@ class _OnlinePreparation:
     def _blocks(self) -> tuple[list[FileBlock], list[int]]:
         """Return the blocks of all training files, and the number of blocks of each source."""
         total = sum(file.size for file in self._files if not file.is_validation)
-        size = choose_block_bytes(total, self._config.streams)
+        size = min(max(total // (_BLOCKS_PER_STREAM * self._config.streams), _MIN_BLOCK), _MAX_BLOCK)
         blocks: list[FileBlock] = []
         counts = [0] * max(len(self._config.sources), 1)
         for index, file in enumerate(self._files):

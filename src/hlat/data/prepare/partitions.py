@@ -345,9 +345,8 @@ def _load_partitions(config: DataConfig, folders: list[Path]) -> list[FinishedPa
         except DataError as error:
             problems.append(str(error))
     partitions.sort(key=lambda partition: partition.record.part)
-    settings = content_settings(config)
-    if partitions:
-        settings = with_decided_tails(settings, config, partitions[0].record.settings)
+    before = partitions[0].record.settings if partitions else {}
+    settings = with_decided_tails(content_settings(config), config, before)
     for partition in partitions:
         problems += _partition_problems(partition, partitions[0], settings)
     problems += _numbering_problems(partitions)

@@ -141,12 +141,7 @@ def _build(staging: StagingFolder, corpus: Corpus, short: SourceTails) -> None:
     tokenizer, notes = make_tokenizer(config, corpus, plan, staging.out / TOKENIZER_FOLDER, staging.report)
     dtype = token_dtype(tokenizer.vocab_size)
     with UnitMerger(config, files, staging.out, dtype) as merger:
-
-        def merge_finished() -> int:
-            merger.add_finished_units(staging.units)
-            return merger.position
-
-        tokenize_units(staging, corpus, plan, dtype, merge_finished)
+        tokenize_units(staging, corpus, plan, dtype, partial(merger.add_finished_units, staging.units))
         refuse_empty_split(config, corpus, merger.document_counts(), undo=f", after deleting {staging.root}")
         complete_staging(staging, files, tokenizer, merger, notes)
 

@@ -124,9 +124,8 @@ class StagingFolder:
         """Prepare the folder, keeping work of the same preparation; DataError for finished work of another."""
         settings = {**(part or {}), **self.settings}
         if not self._can_resume(settings, files):
-            (self.root / _KEY_FILE).unlink(
-                missing_ok=True
-            )  # first, so that a half-deleted folder is not mistaken for unfinished work
+            # First, so that a half-deleted folder is not mistaken for unfinished work.
+            (self.root / _KEY_FILE).unlink(missing_ok=True)
             shutil.rmtree(self.root, ignore_errors=True)
             self._refuse_foreign_files()
         self.units.mkdir(parents=True, exist_ok=True)
@@ -207,11 +206,12 @@ class UnitMerger:
             self._documents[split].abandon()
         self._quarantine.abandon()
 
-    def add_finished_units(self, folder: Path) -> None:
-        """Add the next units of a folder for as long as they are finished."""
+    def add_finished_units(self, folder: Path) -> int:
+        """Add the next units of a folder for as long as they are finished; return the position after them."""
         while (unit := read_index(folder, self._next)) is not None:
             self.add_unit(unit, folder)
             self._next += 1
+        return self.position
 
     def add_unit(self, unit: UnitIndex, folder: Path) -> None:
         """Add the next unit of the corpus; DataError if its files are damaged, OSError if the disk refuses."""

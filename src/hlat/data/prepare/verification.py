@@ -85,9 +85,8 @@ def _file_problems(
     checks = [check for check in checks if check[0] not in broken]
     done, total = 0, sum(size for _, size, _ in checks)
     with ThreadPoolExecutor(min(len(checks), os.cpu_count() or 1) or 1) as pool:
-        for (_, size, _), found in zip(
-            checks, pool.map(lambda check: _run_check(check[0], check[2]), checks), strict=True
-        ):
+        results = pool.map(lambda check: _run_check(check[0], check[2]), checks)
+        for (_, size, _), found in zip(checks, results, strict=True):
             yield from found
             done += size
             if progress is not None:

@@ -142,9 +142,8 @@ class ShardWriter:
 def _kept_ranges(lengths: Int64s, kept: Bools, skip: int) -> Iterator[tuple[int, int]]:
     """Yield the token ranges of runs of kept documents, without the first ``skip`` tokens."""
     ends = np.cumsum(lengths)
-    edges = np.flatnonzero(
-        np.diff(kept.astype(np.int8), prepend=0, append=0)
-    )  # first document of each run of kept ones, and its end
+    # First document of each run of kept ones, and its end.
+    edges = np.flatnonzero(np.diff(kept.astype(np.int8), prepend=0, append=0))
     for first, after in zip(edges[::2], edges[1::2], strict=True):
         begin, stop = int(ends[first] - lengths[first]), int(ends[after - 1])
         skipped = min(skip, stop - begin)

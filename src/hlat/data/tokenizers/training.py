@@ -111,11 +111,10 @@ def train_bpe(
             f"data.tokenizer.vocab_size = {vocab_size}: a byte-level tokenizer has 256 bytes"
             f"{' and an end-of-sequence token' if special else ''}; set it to at least {BYTES + len(special)}"
         )
-    content = (
-        build_bpe(texts, vocab_size, special)
-        if progress is None
-        else train_bpe_in_process(texts, vocab_size, special, progress)
-    )
+    if progress is None:
+        content = build_bpe(texts, vocab_size, special)
+    else:
+        content = train_bpe_in_process(texts, vocab_size, special, progress)
     return Tokenizer(content, {**DEFAULT_CONFIG, "eos_token": name}, name)
 
 
