@@ -78,7 +78,7 @@ def test_every_position_is_assigned_once_with_equal_work_for_all_context_ranks(c
 def test_every_stage_runs_on_one_rank(pipeline, schedule):
     layout = layout_of((pipeline, 1, 1, 1, 1), schedule=schedule)
     stages = [layout.stages_of(rank) for rank in range(pipeline)]
-    assert sorted(stage for own in stages for stage in own) == list(range(layout.config.stages))
+    assert sorted(stage for own in stages for stage in own) == list(range(layout.parallel.stages))
     assert len({len(own) for own in stages}) == 1
     if schedule == "zbv":
         assert stages[0] == [0, 2 * pipeline - 1], "a V begins and ends on the same rank"

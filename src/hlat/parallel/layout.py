@@ -15,7 +15,7 @@ recipe compute the same stages.
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from hlat.config import AdamWConfig, ModelConfig, OptimizerConfig, ParallelConfig, Recipe
 
@@ -23,8 +23,7 @@ Axis = Literal["pp", "dp", "cp", "tp"]
 AXES: tuple[Axis, ...] = ("pp", "dp", "cp", "tp")
 
 
-@dataclass(frozen=True)
-class Coordinates:
+class Coordinates(NamedTuple):
     """Coordinates of a rank on the mesh: pipeline, data-parallel, context-parallel and tensor-parallel index."""
 
     pp: int
@@ -37,31 +36,36 @@ class Coordinates:
 class Layout:
     """The parallel section of a recipe on a given number of processes."""
 
-    config: ParallelConfig  # has all degrees but one
+    parallel: ParallelConfig  # section of the recipe; has all degrees but one
     data: int  # data-parallel degree, which follows from the number of processes
 
     @classmethod
-    def of(cls, config: ParallelConfig, world: int) -> "Layout":
-        data, rest = divmod(world, config.model_ranks)
-        assert rest == 0 and data > 0 and data % config.replicas == 0, "recipe validation checks this"
-        return cls(config, data)
+    def of(cls, parallel: ParallelConfig, world: int) -> "Layout":
+        data, rest = divmod(world, parallel.model_ranks)
+        assert rest == 0 and data > 0 and data % parallel.replicas == 0, "recipe validation checks this"
+        return cls(parallel, data)
 
     @property
     def pipeline(self) -> int:
-        return self.config.pipeline
+        return self.parallel.pipeline
 
     @property
     def context(self) -> int:
-        return self.config.context
+        return self.parallel.context
 
     @property
     def tensor(self) -> int:
-        return self.config.tensor
+        return self.parallel.tensor
 
     @property
     def replicas(self) -> int:
-        """Number of replicas of the sharded state."""
-        return self.config.replicas
+        """Copies of the sharded state; more than one is hybrid sharding."""
+        return self.parallel.replicas
+
+    @property
+    def shards(self) -> int:
+        """Ranks that state may be sharded over: those of a replica, context-parallel ones included."""
+        return self.data // self.replicas * self.context
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -70,36 +74,29 @@ class Layout:
 
     @property
     def world(self) -> int:
-        return self.pipeline * self.data * self.context * self.tensor
+        return self.parallel.model_ranks * self.data
 
     @property
     def zero(self) -> int:
-        return self.config.zero
+        return self.parallel.zero
 
     @property
     def sequence_parallel(self) -> bool:
         """True if activations between blocks are sharded over the tensor group."""
-        return self.config.sequence and self.tensor > 1
+        return self.parallel.shards_sequences
 
     def coordinates(self, rank: int) -> Coordinates:
-        coordinates = []
-        for size in reversed(self.sizes):
-            rank, index = divmod(rank, size)
-            coordinates.append(index)
-        return Coordinates(*reversed(coordinates))
+        rest, tp = divmod(rank, self.tensor)
+        rest, cp = divmod(rest, self.context)
+        return Coordinates(*divmod(rest, self.data), cp, tp)
 
-    def rank(self, coordinates: Coordinates) -> int:
-        rank = 0
-        for axis, size in zip(AXES, self.sizes, strict=True):
-            rank = rank * size + getattr(coordinates, axis)
-        return rank
+    def rank(self, here: Coordinates) -> int:
+        return ((here.pp * self.data + here.dp) * self.context + here.cp) * self.tensor + here.tp
 
     def group(self, rank: int, *axes: Axis) -> tuple[int, ...]:
         """Return the ranks that differ from ``rank`` on these axes only, ascending."""
-        here = self.coordinates(rank)
-        ranges = [
-            range(size) if axis in axes else (getattr(here, axis),) for axis, size in zip(AXES, self.sizes, strict=True)
-        ]
+        every = zip(AXES, self.sizes, self.coordinates(rank), strict=True)
+        ranges = [range(size) if axis in axes else (index,) for axis, size, index in every]
         return tuple(self.rank(Coordinates(*coordinates)) for coordinates in product(*ranges))
 
     def state_shards(self, rank: int) -> tuple[int, ...]:
@@ -134,10 +131,10 @@ class Layout:
     def stage_rank(self, stage: int) -> int:
         """Return the pipeline rank that runs a stage: ranks in order, repeated; for zbv in order, then in reverse."""
         round_, index = divmod(stage, self.pipeline)
-        return self.pipeline - 1 - index if self.config.schedule == "zbv" and round_ % 2 else index
+        return self.pipeline - 1 - index if self.parallel.schedule == "zbv" and round_ % 2 else index
 
     def stages_of(self, pipeline_rank: int) -> list[int]:
-        return [stage for stage in range(self.config.stages) if self.stage_rank(stage) == pipeline_rank]
+        return [stage for stage in range(self.parallel.stages) if self.stage_rank(stage) == pipeline_rank]
 
     def remote_neighbour_stages(self, pipeline_rank: int) -> list[tuple[int, list[int]]]:
         """Return the stages of a pipeline rank, each with the stages on other ranks that it communicates with."""
@@ -148,12 +145,12 @@ class Layout:
         ]
 
     def _is_remote(self, stage: int, pipeline_rank: int) -> bool:
-        return 0 <= stage < self.config.stages and self.stage_rank(stage) != pipeline_rank
+        return 0 <= stage < self.parallel.stages and self.stage_rank(stage) != pipeline_rank
 
     def embedding_ranks(self, rank: int) -> tuple[int, ...]:
         """Return the ranks of the first and last stage in the pipeline of ``rank``; one if they are the same."""
         group = self.group(rank, "pp")
-        return tuple(sorted({group[0], group[self.stage_rank(self.config.stages - 1)]}))
+        return tuple(sorted({group[0], group[self.stage_rank(self.parallel.stages - 1)]}))
 
     def rows(self, rank: int, global_batch: int) -> range:
         """Return the sequences of a global batch that a rank's data-parallel index computes."""
@@ -222,13 +219,12 @@ class StepShape:
 
     @cached_property
     def shards(self) -> int:
-        """Number of ranks that state may be sharded over: those of a replica, context-parallel ranks included."""
-        return self.layout.data // self.layout.replicas * self.layout.context
+        """Ranks that optimizer state (and more, depending on the ZeRO stage) is sharded over; 1 if it is not."""
+        return self.layout.shards if self.layout.zero else 1
 
     @property
     def sharded(self) -> bool:
-        """True if optimizer state (and more, depending on the ZeRO stage) is sharded."""
-        return self.layout.zero > 0 and self.shards > 1
+        return self.shards > 1
 
     @property
     def gathers_ends_apart(self) -> bool:

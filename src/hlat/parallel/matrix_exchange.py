@@ -91,7 +91,7 @@ class MatrixPlan:
         self._spec: OptimizerSpec[Any] = optimizer_spec(step.optimizer, step.mode)
         self.members = step.layout.group(rank, "dp", "cp", "tp")
         shapes = [shape for *_, shape in matrix_shapes(step.model, 0)]
-        stored = sum(map(prod, shapes)) // (step.layout.tensor * (step.shards if step.sharded else 1))
+        stored = sum(map(prod, shapes)) // (step.layout.tensor * step.shards)
         # As many matrices as ranks, so that each owns one, unless a rank would store too much of them.
         count = min(-(-len(self.members) // len(shapes)), max(1, _MOST_ELEMENTS // stored))
         self.batches = [tuple(layers[first : first + count]) for first in range(0, len(layers), count)]

@@ -241,8 +241,8 @@ class Pipeline:
         positions: int,
         device: torch.device,
     ) -> None:
-        if layout.config.schedule in ZERO_BUBBLE and (reason := torch_private.split_backward_problem()):
-            raise LaunchError(f"parallel.schedule={layout.config.schedule}: {reason}")
+        if layout.parallel.schedule in ZERO_BUBBLE and (reason := torch_private.split_backward_problem()):
+            raise LaunchError(f"parallel.schedule={layout.parallel.schedule}: {reason}")
         self._layout, self._group, self._device = layout, group, device
         self._stages = dict(zip(layout.stages_of(layout.coordinates(rank).pp), stages, strict=True))
         self._shape, self._dtype, self._positions = shape, dtype, positions
@@ -253,10 +253,10 @@ class Pipeline:
                 reshard_after_every_backward(stage)
         self._current: tuple[int, Any] = (0, None)  # torch's schedule, for a number of micro-batches
         # 1F1B sends and receives in one operation.
-        self._outbox = Outbox(at_once=layout.config.schedule != "1f1b")
+        self._outbox = Outbox(at_once=layout.parallel.schedule != "1f1b")
         self._divisor: torch.Tensor | int = 1
         self.has_first = 0 in self._stages
-        self.has_last = layout.config.stages - 1 in self._stages
+        self.has_last = layout.parallel.stages - 1 in self._stages
 
     def train(self, batch: MicroBatch, tokens: torch.Tensor | int) -> torch.Tensor:
         """Run forward and backward over all micro-batches of a step, with this rank's positions.
@@ -270,7 +270,7 @@ class Pipeline:
         kwargs = {"labels": batch.labels_BS} if self.has_last else {}
         if batch.positions_BS is not None:
             kwargs["positions"] = batch.positions_BS
-        with split_backward() if self._layout.config.schedule in ZERO_BUBBLE else nullcontext():
+        with split_backward() if self._layout.parallel.schedule in ZERO_BUBBLE else nullcontext():
             schedule.step(
                 *((batch.inputs_BS.contiguous(),) if self.has_first else ()),  # torch 2.11 wants the given strides
                 target=batch.labels_BS if self.has_last else None,
@@ -284,7 +284,7 @@ class Pipeline:
     def _schedule(self, micro_batches: int) -> Any:
         if micro_batches != self._current[0]:
             self._current = (0, None)
-            config = self._layout.config
+            config = self._layout.parallel
             stages: list[Any] = [self._build_stage(index, model) for index, model in self._stages.items()]
             options: dict[str, Any] = {"loss_fn": self._scale_loss, "scale_grads": False}
             if config.schedule in _SINGLE_STAGE:
@@ -303,10 +303,10 @@ class Pipeline:
         return ReportingStage(
             model,
             index,
-            self._layout.config.stages,
+            self._layout.parallel.stages,
             self._device,
             input_args=tokens if index == 0 else hidden,
-            output_args=loss if index == self._layout.config.stages - 1 else hidden,
+            output_args=loss if index == self._layout.parallel.stages - 1 else hidden,
             group=self._group,
             outbox=self._outbox,
             message=hidden,
@@ -325,7 +325,7 @@ class Pipeline:
             for index, model in self._stages.items():
                 x = inputs_BS if index == 0 else self._receive(index, number, local, self._message_shape(inputs_BS))
                 out = model(x, labels_BS, positions=positions_BS, reduction=reduction)
-                if index == self._layout.config.stages - 1:
+                if index == self._layout.parallel.stages - 1:
                     yield out
                 else:
                     self._send(index, number, out, local, pending)

@@ -106,7 +106,7 @@ def _estimate(request: PlanRequest, step: StepShape, pipeline_rank: int, kernels
     ends = matrices * model.vocab_size * model.hidden_size / layout.tensor
     block, hidden = block_share(model, layout.tensor), hidden_share(model, layout.tensor)
     elements = layers * block + ends
-    stored_elements = elements / step.shards if step.sharded else elements
+    stored_elements = elements / step.shards
     gathered = 0.0
     if step.sharded:
         # A rank with more than three stages gathers three at a time (parallel/stages/rank_memory.py).

@@ -197,7 +197,7 @@ def rehearse(
 
 def _warn_if_long(recipe: Recipe, layout: Layout) -> None:
     """Say what many micro-batches through a pipeline cost, and how to rehearse fewer."""
-    count, stages = recipe.micro_batches(layout.world), layout.config.stages
+    count, stages = recipe.micro_batches(layout.world), layout.parallel.stages
     layers = -(-recipe.model.layers // layout.pipeline)
     if layers * count > _LONG and count > 2 * stages:
         fewer = recipe.batch.global_batch // count * 2 * stages

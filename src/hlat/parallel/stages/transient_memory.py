@@ -277,14 +277,14 @@ def optimizer_instant(step: StepShape, layers: float, ends: tuple[bool, bool]) -
     """Compute the transient bytes by name while the optimizer updates a batch of matrices; none if it has no such."""
     if optimizer_spec(step.optimizer, step.mode).matrix_dtype is None:
         return []
-    model, mode, shards = step.model, MODES[step.mode], step.shards if step.sharded else 1
+    model, mode = step.model, MODES[step.mode]
     matrices = 1 if model.tie_embeddings and all(ends) else sum(ends)
     at_ends = matrices * model.vocab_size * model.hidden_size / step.layout.tensor
     elements = layers * block_share(model, step.layout.tensor) + at_ends
     gathered = (at_ends if step.layout.zero == 3 else elements) * mode.compute.itemsize if step.sharded else 0.0
     # Parameters gathered by FSDP2 are freed by then, but counted by the callers.
     working = max(0.0, _working(step, max(1, round(layers))) - gathered)
-    return [{"gradients": elements / shards * mode.gradients.itemsize, "working": working}]
+    return [{"gradients": elements / step.shards * mode.gradients.itemsize, "working": working}]
 
 
 @lru_cache(maxsize=1024)
@@ -294,9 +294,8 @@ def _working(step: StepShape, layers: int) -> float:
     assert spec.matrix_dtype is not None, "the caller checked this"
     # As if rows and columns divided evenly; in the order of the tensors in MatrixExchange.transform.
     item, layout, batch = spec.matrix_dtype.itemsize, step.layout, plan.batches[0]
-    shards = step.shards if step.sharded else 1
     stored = {
-        name: each.rows * each.columns[0] / shards
+        name: each.rows * each.columns[0] / step.shards
         for name, each in parameter_layouts(step.model, ModelShard(0, layout.tensor, range(1), False, False)).items()
         if each.is_hidden_matrix
     }

@@ -262,7 +262,7 @@ def transient_sizes(
 ) -> TransientSizes:
     """Count the transient tensors of a rank with this many layers; ``ends``: it has the embedding, it has the head."""
     layout, accumulates = step.layout, step.micro_batches > 1
-    sharing = step.shards if step.sharded and layout.pipeline == 1 and (layout.zero > 1 or not accumulates) else 1
+    sharing = step.shards if layout.pipeline == 1 and (layout.zero > 1 or not accumulates) else 1
     found = _sizes(
         Passed.of(step, ends, kernels), kernels, layout.zero, layout.pipeline > 1, accumulates, sharing, step.virtual
     )

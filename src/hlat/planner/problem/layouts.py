@@ -29,7 +29,7 @@ from hlat.config import (
     holds,
 )
 from hlat.hardware import Chip, Cluster, load_catalog
-from hlat.parallel import StepShape
+from hlat.parallel import Layout, StepShape
 from hlat.planner.problem.request import PlanRequest, has_fast_bf16
 from hlat.planner.problem.workload import RECOMPUTE_POLICIES, RecomputePolicy, StepLayout
 from hlat.precision import resolve_mode
@@ -46,25 +46,11 @@ _MAX_DOMAINS_PER_TENSOR_GROUP = 2  # slower than one, but --explain can then say
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Candidate(Layout):
     """One layout of a step: a recipe's ``parallel`` section, with the other settings that a plan chooses."""
 
-    parallel: ParallelConfig  # section of the recipe
-    data: int  # data-parallel degree
     micro_batch: int  # sequences of a data-parallel rank
     recompute: RecomputePolicy  # activation checkpointing policy
-
-    @property
-    def tensor(self) -> int:
-        return self.parallel.tensor
-
-    @property
-    def pipeline(self) -> int:
-        return self.parallel.pipeline
-
-    @property
-    def context(self) -> int:
-        return self.parallel.context
 
     @property
     def virtual(self) -> int:
@@ -72,26 +58,8 @@ class Candidate:
         return self.parallel.stages_per_rank
 
     @property
-    def zero(self) -> int:
-        return self.parallel.zero
-
-    @property
-    def replicas(self) -> int:
-        """Copies of the sharded state; more than one is hybrid sharding."""
-        return self.parallel.replicas
-
-    @property
-    def shards(self) -> int:
-        """Ranks that state is sharded over: those of one replica, context-parallel ones included."""
-        return self.data // self.replicas * self.context
-
-    @property
     def schedule(self) -> Schedule:
         return self.parallel.schedule
-
-    @property
-    def world(self) -> int:
-        return self.parallel.model_ranks * self.data
 
     def with_zero(self, zero: Literal[0, 1, 2, 3]) -> "Candidate":
         return replace(self, parallel=self.parallel.model_copy(update={"zero": zero}))
@@ -125,7 +93,7 @@ class Candidate:
             self.micro_batch,
             request.global_batch,
             request.sequence,
-            sequence_parallel=self.parallel.shards_sequences,
+            sequence_parallel=self.sequence_parallel,
             recompute=self.recompute,
             split_backward=self.schedule in ZERO_BUBBLE,
             gathers_again=self.parallel.gathers_again,
