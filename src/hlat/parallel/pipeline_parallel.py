@@ -39,12 +39,9 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleZBVZeroBubble,
+    PipelineScheduleSingle,
     _batch_p2p,
+    get_schedule_class,
 )
 
 from hlat.config import ZERO_BUBBLE
@@ -215,14 +212,6 @@ def _give_away(messages: Any) -> None:
         each.buffer = _NO_BUFFER
 
 
-_SINGLE_STAGE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-_MULTI_STAGE = {
-    "interleaved-1f1b": ScheduleInterleaved1F1B,
-    "interleaved-zero-bubble": ScheduleInterleavedZeroBubble,
-    "zbv": ScheduleZBVZeroBubble,
-}
-
-
 class Pipeline:
     """The stages of this rank, and the schedules that run micro-batches through them.
 
@@ -284,14 +273,13 @@ class Pipeline:
     def _schedule(self, micro_batches: int) -> Any:
         if micro_batches != self._current[0]:
             self._current = (0, None)
-            config = self._layout.parallel
-            stages: list[Any] = [self._build_stage(index, model) for index, model in self._stages.items()]
-            options: dict[str, Any] = {"loss_fn": self._scale_loss, "scale_grads": False}
-            if config.schedule in _SINGLE_STAGE:
-                schedule: Any = _SINGLE_STAGE[config.schedule](stages[0], micro_batches, **options)
-            else:
-                schedule = _MULTI_STAGE[config.schedule](stages, micro_batches, **options)
-            self._current = (micro_batches, schedule)
+            name = self._layout.parallel.schedule
+            # Torch has the same names without hyphens, in any case, but for ZBVZeroBubble.
+            schedule = get_schedule_class("ZBVZeroBubble" if name == "zbv" else name.replace("-", ""))
+            stages: Any = [self._build_stage(index, model) for index, model in self._stages.items()]
+            of_rank = stages[0] if issubclass(schedule, PipelineScheduleSingle) else stages
+            made = schedule(of_rank, micro_batches, loss_fn=self._scale_loss, scale_grads=False)
+            self._current = (micro_batches, made)
         return self._current[1]
 
     def _build_stage(self, index: int, model: Decoder) -> ReportingStage:
