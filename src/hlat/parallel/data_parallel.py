@@ -2,7 +2,7 @@
 
     complete sequences on the CPU -> the positions of this rank, on its device -> micro-batches
     pass_label("forward", 3, 5) -> "hlat::forward stage 3 micro-batch 5" in a profile -> parse_pass_label
-    micro-batch -> backward -> FSDP2 reduces to shards, or ``all_reduce_gradients`` once per step (ZeRO 0)
+    micro-batch -> backward -> FSDP2 reduces to shards, or one all-reduce of all per step (ZeRO 0)
         -> ReplicatedGradients: sums over ranks that computed different terms of the same gradient
         -> ``owned_rows``, each counted once -> ``sum_of_squares`` -> ``sum_over_world`` -> norm
 
@@ -47,7 +47,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.profiler import record_function
 
@@ -222,9 +221,9 @@ def _fsdp_groups(model: Decoder) -> Iterator[Any]:
         yield from torch_private.fsdp_parameter_groups(state)
 
 
-def all_reduce_gradients(parameters: Sequence[LocalParameter], group: ProcessGroup) -> None:
-    """Sum the gradients of unsharded parameters over the ranks of the group (ZeRO 0)."""
-    all_reduce_together([each.gradient for each in parameters if each.gradient is not None], group)
+def gradients_of(parameters: Sequence[LocalParameter]) -> list[torch.Tensor]:
+    """Return the gradients of parameters that have one."""
+    return [gradient for each in parameters if (gradient := each.gradient) is not None]
 
 
 @dataclass(frozen=True)
@@ -250,7 +249,7 @@ class ReplicatedGradients:
 
     def all_reduce(self) -> None:
         if self.over_tensor and self.groups.tensor is not None:
-            all_reduce_together(list(_gradients(self.over_tensor)), self.groups.tensor)
+            all_reduce_together(gradients_of(self.over_tensor), self.groups.tensor)
         if self.over_kv and self.groups.kv is not None:
             rows = [
                 view
@@ -260,7 +259,7 @@ class ReplicatedGradients:
                 for view in parameter.row_views(block, parameter.gradient)
             ]
             all_reduce_together(rows, self.groups.kv)
-        tied = list(_gradients(self.tied))
+        tied = gradients_of(self.tied)
         if len(tied) == 2:  # this rank has both the embedding and the head
             tied[0].add_(tied[1])
             tied[1].copy_(tied[0])
@@ -270,12 +269,6 @@ class ReplicatedGradients:
 
 def _kinds_of_sums(parameter: LocalParameter) -> set[GradientSum]:
     return {tensor.spec.gradient_sum for tensor in parameter.layout.tensors}
-
-
-def _gradients(parameters: Sequence[LocalParameter]) -> Iterator[torch.Tensor]:
-    for parameter in parameters:
-        if parameter.gradient is not None:
-            yield parameter.gradient
 
 
 def owned_rows(parameter: LocalParameter, tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -34,9 +34,9 @@ from hlat.optim import LocalMatrices, WholeMatrices
 from hlat.parallel.data_parallel import (
     MicroBatch,
     ReplicatedGradients,
-    all_reduce_gradients,
     configure_micro_batch,
     gathered_parameters,
+    gradients_of,
     owned_rows,
     pass_label,
     reshard,
@@ -50,7 +50,7 @@ from hlat.parallel.data_parallel import (
 from hlat.parallel.device_support import compile_blocks, decide_compilation, device_problems, needs_whole_matrices
 from hlat.parallel.layout import Layout, StepShape
 from hlat.parallel.matrix_exchange import MatrixExchange, MatrixPlan
-from hlat.parallel.process_groups import ProcessGroups, create_process_groups, try_groups
+from hlat.parallel.process_groups import ProcessGroups, all_reduce_together, create_process_groups, try_groups
 from hlat.parallel.stages.stage_layers import rank_model_shards
 from hlat.parallel.tensor_parallel import parallelize
 from hlat.precision import MODES, Mode, convert_to_fp8
@@ -153,7 +153,7 @@ class ParallelModel:
             yield from gathered_parameters(stage)
 
     def gradients(self) -> Iterator[torch.Tensor]:
-        yield from (each.gradient for each in self.local_parameters if each.gradient is not None)
+        yield from gradients_of(self.local_parameters)
         for stage in self.stages:
             yield from unsharded_gradients(stage)
 
@@ -175,7 +175,7 @@ class ParallelModel:
             loss = self._train_micro_batches(local.split(self._recipe.batch.micro_batch), tokens)
         enter_phase("reduce")
         if self.groups.gradients is not None and self.groups.shard_mesh is None:
-            all_reduce_gradients(self.local_parameters, self.groups.gradients)
+            all_reduce_together(gradients_of(self.local_parameters), self.groups.gradients)
         self._replicated.all_reduce()
         # Tensor ranks compute the same loss: one of them has it, so that a sum over all ranks is right.
         return loss if self._coordinates.tp == 0 else torch.zeros_like(loss)

@@ -52,17 +52,6 @@ class ProcessGroups:
 SINGLE_PROCESS = ProcessGroups(None, None, None, None, None, None, None, None, None)
 
 
-class _GroupFactory:
-    def __init__(self, world: int) -> None:
-        assert dist.group.WORLD is not None, "the default process group was initialised before"
-        self._groups: dict[tuple[int, ...], ProcessGroup] = {tuple(range(world)): dist.group.WORLD}
-
-    def __call__(self, ranks: tuple[int, ...]) -> ProcessGroup:
-        if ranks not in self._groups:
-            self._groups[ranks] = device_group(ranks)
-        return self._groups[ranks]
-
-
 def rank_groups(
     layout: Layout, rank: int, model: ModelConfig, whole_matrices: bool = False
 ) -> dict[str, tuple[int, ...]]:
@@ -105,7 +94,13 @@ def create_process_groups(
     ranks = rank_groups(layout, rank, model, whole_matrices)
     if problems := group_problems(ranks, device):
         raise LaunchError("\n".join(problems))
-    create = _GroupFactory(layout.world)
+    assert dist.group.WORLD is not None, "the default process group was initialised before"
+    known: dict[tuple[int, ...], ProcessGroup] = {tuple(range(layout.world)): dist.group.WORLD}
+
+    def create(members: tuple[int, ...]) -> ProcessGroup:
+        if members not in known:
+            known[members] = device_group(members)
+        return known[members]
 
     def unless_single(purpose: str) -> ProcessGroup | None:
         return create(ranks[purpose]) if len(ranks.get(purpose, ())) > 1 else None
@@ -133,7 +128,10 @@ def create_process_groups(
 
 
 def _build_shard_mesh(
-    layout: Layout, ranks: Mapping[str, tuple[int, ...]], create: _GroupFactory, device: torch.device
+    layout: Layout,
+    ranks: Mapping[str, tuple[int, ...]],
+    create: Callable[[tuple[int, ...]], ProcessGroup],
+    device: torch.device,
 ) -> DeviceMesh:
     shards, replicas = ranks["shards"], ranks["replicas"]
     if len(replicas) == 1:

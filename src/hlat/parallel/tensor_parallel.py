@@ -64,20 +64,12 @@ def reduce(x: torch.Tensor, group: ProcessGroup, sequence: bool) -> torch.Tensor
 
 def register_input_gather(module: nn.Module, group: ProcessGroup, sequence: bool) -> None:
     """Register a hook that gathers (or copies) the first argument of a module."""
-
-    def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (gather_or_copy(args[0], group, sequence), *args[1:])
-
-    module.register_forward_pre_hook(hook)
+    module.register_forward_pre_hook(lambda _, args: (gather_or_copy(args[0], group, sequence), *args[1:]))
 
 
 def register_output_reduction(module: nn.Module, group: ProcessGroup, sequence: bool) -> None:
     """Register a hook that sums the output of a module over the ranks."""
-
-    def hook(_: nn.Module, args: tuple[Any, ...], out: torch.Tensor) -> torch.Tensor:
-        return reduce(out, group, sequence)
-
-    module.register_forward_hook(hook)
+    module.register_forward_hook(lambda _module, _args, out: reduce(out, group, sequence))
 
 
 def parallelize_block(block: DecoderBlock, group: ProcessGroup, sequence: bool) -> None:
