@@ -11,7 +11,7 @@ from hlat.config import Recipe, RecipeError
 from hlat.config.load import parse_recipe
 from hlat.model import IGNORED
 from hlat.parallel import ParallelModel, build_parallel, decide_compilation
-from hlat.parallel.device_support import _has_compiler, check_isolation
+from hlat.parallel.device_support import check_isolation, missing_compiler
 from hlat.runtime.backend.cpu import LONG_RUN, CpuBackend
 from hlat.runtime.distributed.join import Runtime
 from hlat.runtime.errors import LaunchError
@@ -103,7 +103,6 @@ def test_auto_compiles_long_runs_on_a_cpu_with_fast_bf16(monkeypatch: pytest.Mon
     in this model at most a twentieth more.
     """
     monkeypatch.setattr(CpuBackend, "has_fast_bf16", lambda self, device: True)
-    monkeypatch.setattr("hlat.parallel.device_support._has_compiler", lambda device: True)
     model = {"vocab_size": 4096, "layers": 4, "hidden_size": 512, "intermediate_size": 2048, "heads": 4}
     per_step = 6 * (4 * (4 * 512**2 + 3 * 512 * 2048) + 4096 * 512) * 8 * 16
     needed = LONG_RUN * 2 * torch.get_num_threads() / per_step  # for two processes
@@ -136,12 +135,12 @@ def test_a_device_needs_its_own_kind_of_compiler(monkeypatch: pytest.MonkeyPatch
         (only / name).write_text("#!/bin/sh\n")
         (only / name).chmod(0o755)
         for device in (CPU, CUDA):
-            assert _has_compiler(device) == (device == matching), (name, device)
+            assert (missing_compiler(device) == "") == (device == matching), (name, device)
         (only / name).unlink()
     for name, matching in (("CXX", CPU), ("CC", CUDA)):
         monkeypatch.setenv(name, shutil.which("sh", path="/bin:/usr/bin") or "")
         for device in (CPU, CUDA):
-            assert _has_compiler(device) == (device == matching), (name, device)
+            assert (missing_compiler(device) == "") == (device == matching), (name, device)
         monkeypatch.delenv(name)
 
 

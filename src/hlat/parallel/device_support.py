@@ -44,8 +44,8 @@ def decide_compilation(recipe: Recipe, device: torch.device, world: int = 1) -> 
     if recipe.run.compile == "blocks":
         if obstacle := backend_of(device).compile_obstacle(device):
             raise LaunchError(f"run.compile=blocks: {obstacle}. Use run.compile=auto, which does not compile then.")
-        if not _has_compiler(device):
-            raise LaunchError(_missing_compiler(device))
+        if missing := missing_compiler(device):
+            raise LaunchError(missing)
         return Compilation(True)
     reason = "run.compile=none" if recipe.run.compile == "none" else _reason_against(recipe, device, world)
     return Compilation(not reason, reason)
@@ -70,9 +70,11 @@ def compile_refusal(
     return backend.compile_refusal(compute, flops, world, device)
 
 
-def _missing_compiler(device: torch.device) -> str:
+def missing_compiler(device: torch.device) -> str:
+    """Say what run.compile=blocks lacks; empty if nothing."""
     compiler = backend_of(device).compiler
-    assert compiler is not None, "a compiler is missing"
+    if compiler is None or compiler.is_available():
+        return ""
     headers, package = (" and Python's header files", " and python3-dev") if compiler.needs_headers else ("", "")
     return (
         f"run.compile=blocks: torch.compile needs a {compiler.language} compiler{headers}, and finds none. "
@@ -101,11 +103,6 @@ def check_isolation(device: torch.device, window: int | None = None, softmax: st
     else:
         return
     raise LaunchError(f"{needed_for}: attention within documents cannot run here: {reason}. {remedy}")
-
-
-def _has_compiler(device: torch.device) -> bool:
-    compiler = backend_of(device).compiler
-    return compiler is None or compiler.is_available()
 
 
 def compile_blocks(model: Decoder, device: torch.device) -> None:
