@@ -29,8 +29,8 @@ __getattr__ = lazily(
         "process_groups": "group_problems rank_groups",
         "stages.in_flight": "PassKind PassOrder pass_order",
         "stages.rank_memory": (
-            "RankBytes gathered_ends has_embedding_and_head peak_rank_bytes rank_bytes state_bytes_in_mode "
-            "state_bytes_of_shards state_sizes"
+            "RankBytes gathered_ends has_embedding_and_head peak_rank_bytes rank_bytes state_bytes_of_shards "
+            "state_sizes"
         ),
         "stages.stage_layers": "rank_model_shards representative_ranks stage_layer_counts stage_layers",
         "stages.transient_sizes": "ACCELERATOR EagerKernels",

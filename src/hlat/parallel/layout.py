@@ -105,10 +105,10 @@ class Layout:
         replica = self.coordinates(rank).dp // size
         return tuple(r for r in self.group(rank, "dp", "cp") if self.coordinates(r).dp // size == replica)
 
-    def state_shard(self, rank: int) -> tuple[int, int]:
-        """Return the index of a rank in its ``state_shards``, and their number."""
-        here, size = self.coordinates(rank), self.data // self.replicas
-        return here.dp % size * self.context + here.cp, size * self.context
+    def state_shard(self, rank: int) -> int:
+        """Return the index of a rank in its ``state_shards``."""
+        here = self.coordinates(rank)
+        return here.dp % (self.data // self.replicas) * self.context + here.cp
 
     def state_replica(self, rank: int, sharded: bool) -> tuple[int, ...]:
         """Identify the replica of a stage's state that a rank stores, or stores a shard of."""
@@ -169,6 +169,12 @@ class Layout:
         return ((index * chunk, (index + 1) * chunk), (last * chunk, (last + 1) * chunk))
 
 
+def chunk_rows(rows: int, index: int, count: int) -> range:
+    """Return the rows of a shard; FSDP2 shards them like torch.chunk."""
+    size = -(-rows // count)
+    return range(min(index * size, rows), min((index + 1) * size, rows))
+
+
 _ADAMW = AdamWConfig()
 
 
@@ -225,6 +231,10 @@ class StepShape:
     @property
     def sharded(self) -> bool:
         return self.shards > 1
+
+    def shard_rows(self, rank: int, rows: int) -> range:
+        """Return those of the rows of a parameter that a rank stores."""
+        return chunk_rows(rows, self.layout.state_shard(rank) if self.sharded else 0, self.shards)
 
     @property
     def gathers_ends_apart(self) -> bool:

@@ -64,21 +64,6 @@ class MatrixWindow:
         return self.block.rows * self.columns
 
 
-@dataclass(frozen=True)
-class BatchVolume:
-    """Elements of the tensors of a batch on a rank."""
-
-    sent: int  # to the owners
-    received: int  # as an owner
-    returned: int  # sent by the owner on the way back
-    results: int  # received on the way back
-    owned: tuple[tuple[int, int], ...]  # shapes of the matrices that the rank owns
-
-    def message_elements(self) -> tuple[int, int]:
-        """Elements of both messages, each counted as the larger of what is sent and received."""
-        return max(self.sent, self.received), max(self.returned, self.results)
-
-
 class MatrixPlan:
     """Exchange of whole matrices between the ranks of a pipeline stage, for the layers (ascending) of a rank.
 
@@ -110,8 +95,8 @@ class MatrixPlan:
     def section(self, matrix: Matrix, rank: int) -> MatrixWindow | None:
         """Return the rows and columns of a matrix that a rank stores; None if it has none."""
         layout = self._layer(self._step.layout.coordinates(rank).tp, matrix.layer)[matrix.parameter]
-        first, stop = self._row_range(rank, layout.rows)
-        for block in layout.row_blocks(first, stop):
+        rows = self._step.shard_rows(rank, layout.rows)
+        for block in layout.row_blocks(rows.start, rows.stop):
             if block.name == matrix.name:
                 return MatrixWindow(block, layout.first_column, layout.columns[0])
         return None
@@ -129,30 +114,29 @@ class MatrixPlan:
         section = self.section(matrix, source)
         return section if section is not None and section.block.owned else None
 
-    def volume(self, batch: Sequence[int]) -> BatchVolume:
-        """Count the elements of a batch on this rank."""
-        matrices = self.matrices(batch)
-        owned = [matrix for matrix in matrices if self.members[matrix.owner] == self.rank]
-        return BatchVolume(
-            sent=sum(_size(self.sent(matrix, self.rank)) for matrix in matrices),
-            received=sum(matrix.elements for matrix in owned),
-            returned=sum(_size(self.section(matrix, member)) for matrix in owned for member in self.members),
-            results=sum(_size(self.section(matrix, self.rank)) for matrix in matrices),
-            owned=tuple((matrix.rows, matrix.columns) for matrix in owned),
-        )
+    def _owned(self, matrices: Sequence[Matrix]) -> list[Matrix]:
+        return [matrix for matrix in matrices if self.members[matrix.owner] == self.rank]
+
+    def _message_elements(self, matrices: Sequence[Matrix]) -> int:
+        """Count the elements of both messages of a batch, each as the larger of what is sent and received."""
+        owned = self._owned(matrices)
+        sent = sum(_size(self.sent(matrix, self.rank)) for matrix in matrices)
+        returned = sum(_size(self.section(matrix, member)) for matrix in owned for member in self.members)
+        results = sum(_size(self.section(matrix, self.rank)) for matrix in matrices)
+        return max(sent, sum(matrix.elements for matrix in owned)) + max(returned, results)
 
     def flops(self) -> float:
         """FLOPs of the matrices that this rank owns; 0 if the optimizer updates every element on its own."""
         if self._spec.matrix_dtype is None:
             return 0.0
-        volumes = (self.volume(batch) for batch in self.batches)
-        return float(sum(self._spec.matrix_flops(*shape) for volume in volumes for shape in volume.owned))
+        owned = (matrix for batch in self.batches for matrix in self._owned(self.matrices(batch)))
+        return float(sum(self._spec.matrix_flops(matrix.rows, matrix.columns) for matrix in owned))
 
     def message_bytes(self) -> int:
         """Bytes of the messages of this rank, as rehearsals count them; 0 for a single rank."""
         if len(self.members) == 1 or self._spec.matrix_dtype is None:
             return 0
-        elements = sum(sum(self.volume(batch).message_elements()) for batch in self.batches)
+        elements = sum(self._message_elements(self.matrices(batch)) for batch in self.batches)
         return elements * self._spec.matrix_dtype.itemsize
 
     def _layer(self, tensor_index: int, layer: int) -> dict[str, RowLayout]:
@@ -161,16 +145,6 @@ class MatrixPlan:
             shard = ModelShard(tensor_index, self._step.layout.tensor, range(layer, layer + 1), False, False)
             self._layouts[key] = parameter_layouts(self._step.model, shard)
         return self._layouts[key]
-
-    def _row_range(self, rank: int, rows: int) -> tuple[int, int]:
-        """First stored row of a parameter and one past the last."""
-        if not self._step.sharded:
-            return 0, rows
-        index, count = self._step.layout.state_shard(rank)
-        # FSDP2 shards rows like torch.chunk.
-        size = -(-rows // count)
-        first = min(index * size, rows)
-        return first, min(first + size, rows)
 
 
 def _size(section: MatrixWindow | None) -> int:

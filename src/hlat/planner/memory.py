@@ -33,7 +33,6 @@ from hlat.parallel import (
     rank_model_shards,
     representative_ranks,
     stage_layer_counts,
-    state_bytes_in_mode,
     state_sizes,
 )
 from hlat.planner.problem.devices import chip_backend, planned_attention
@@ -85,7 +84,7 @@ def rank_memory(request: PlanRequest, candidate: Candidate, pipeline_rank: int) 
     rank = step.first_rank(pipeline_rank)
     stages = rank_model_shards(step, rank)
     sizes = tuple(len(stage.layer_range(request.model)) for stage in stages)
-    state = state_sizes(step, state_bytes_in_mode(step, rank, stages))
+    state = state_sizes(step, rank, stages)
     return _on_device(request, peak_rank_bytes(step, pipeline_rank, sizes, state, _eager_kernels(request, step)))
 
 

@@ -20,7 +20,7 @@ of interleaved 1F1B receives the outputs of the last rank while it still runs ot
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from operator import ge, mul
 from typing import Literal, NamedTuple
@@ -143,7 +143,12 @@ def peak_instants(
     sizes: tuple[float, ...],
 ) -> tuple[Instant, ...]:
     """Find the instants of a step at which memory can peak, for stages of these sizes (layers, or in proportion)."""
-    return tuple(_pareto_front(_replay(schedule, rank, ranks, count, sends, sizes)))
+    # No other instant of a pass of the same kind and stage exceeds these in all numbers.
+    front: list[Instant] = []
+    for now in sorted(set(_replay(schedule, rank, ranks, count, sends, sizes)), key=_numbers, reverse=True):
+        if not any(one[:2] == now[:2] and all(map(ge, _numbers(one), _numbers(now))) for one in front):
+            front.append(now)
+    return tuple(front)
 
 
 def _replay(
@@ -158,13 +163,15 @@ def _replay(
     passes, waits, has_gradients = [0] * each, [0] * each, [0] * each
     sent = _Sent(schedule == "1f1b", sends)
     posted = posted_receives(schedule, ranks, count, each)[rank]
+    order = pass_order(schedule, rank, ranks, count, each)
     last_stage = each * ranks - 1
+    has_last = any(stage == last_stage for _, stage, _ in order)
 
     def weighted(numbers: list[int]) -> float:
         found: float = sum(map(mul, numbers, sizes)) * each / total
         return found
 
-    for (kind, stage, _), received in zip(pass_order(schedule, rank, ranks, count, each), posted, strict=True):
+    for (kind, stage, _), received in zip(order, posted, strict=True):
         index = stage // ranks
         passes[index] += kind == "forward"
         waits[index] += kind == "input" and stage > 0
@@ -178,7 +185,7 @@ def _replay(
             # A backward pass refers to the gradient that it began with until it ends.
             messages=sent.kept(kind == "forward") + received + (kind in ("backward", "input") and stage < last_stage),
             stages=weighted(has_gradients),
-            waiting_received=sum(waits[:-1]) + waits[-1] * (_stage(schedule, rank, ranks, each - 1) < last_stage),
+            waiting_received=sum(waits[:-1]) + waits[-1] * (not has_last),
             last=passes[-1],
             last_waiting=waits[-1],
         )
@@ -187,11 +194,6 @@ def _replay(
             has_gradients[index] = 1
             passes[index] -= 1
             waits[index] -= kind == "weight" and stage > 0
-
-
-def _stage(schedule: Schedule, rank: int, ranks: int, index: int) -> int:
-    """Number of a rank's stage; in a V every second one counts backwards."""
-    return (index + 1) * ranks - 1 - rank if schedule == "zbv" and index % 2 else index * ranks + rank
 
 
 class _Sent:
@@ -218,26 +220,9 @@ class _Sent:
         return activations * self._forward + (gradients + (forward and activations)) * self._backward
 
 
-def _pareto_front(instants: Iterable[Instant]) -> Iterator[Instant]:
-    """The instants that no other of a pass of the same kind and stage exceeds in all numbers."""
-    front: list[Instant] = []
-    for instant in sorted(set(instants), key=_numbers, reverse=True):
-        if not any(_kind(other) == _kind(instant) and _exceeds(other, instant) for other in front):
-            front.append(instant)
-    return iter(front)
-
-
-def _kind(instant: Instant) -> tuple[bool, int]:
-    return instant.forward, instant.stage
-
-
 def _numbers(instant: Instant) -> tuple[float, ...]:
     """Numbers of an instant of which each needs memory."""
     return instant[2:]
-
-
-def _exceeds(first: Instant, second: Instant) -> bool:
-    return all(map(ge, _numbers(first), _numbers(second)))
 
 
 _AHEAD = ("interleaved-1f1b", "interleaved-zero-bubble", "zbv")

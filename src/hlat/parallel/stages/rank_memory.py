@@ -44,9 +44,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from hlat.model import ModelShard, RowLayout, parameter_layouts
+from hlat.model import ModelShard, parameter_layouts
 from hlat.optim import COUNTER_BYTES, optimizer_spec
-from hlat.parallel.layout import StepShape
+from hlat.parallel.layout import StepShape, chunk_rows
 from hlat.parallel.stages.transient_memory import transient_bytes
 from hlat.parallel.stages.transient_sizes import ACCELERATOR, ById, EagerKernels
 from hlat.precision import MODES
@@ -102,15 +102,10 @@ def gathered_ends(step: StepShape, rank: int, shards: Sequence[ModelShard]) -> i
 
 
 def _stage_elements(step: StepShape, rank: int, shards: Sequence[ModelShard]) -> "list[_StageElements]":
-    index, count = step.layout.state_shard(rank) if step.sharded else (0, 1)
+    index = step.layout.state_shard(rank) if step.sharded else 0
     spec = optimizer_spec(step.optimizer, step.mode)
     state = spec.state_bytes(True), spec.state_bytes(False)
-    return [_elements(ById(step.model), shard, index, count, state) for shard in shards]
-
-
-@lru_cache(maxsize=4096)
-def _elements(model: ById, shard: ModelShard, index: int, count: int, state: tuple[int, int]) -> "_StageElements":
-    return _StageElements.of(parameter_layouts(model.model, shard), index, count, state)
+    return [_elements(ById(step.model), shard, index, step.shards, state) for shard in shards]
 
 
 @dataclass(frozen=True)
@@ -119,45 +114,27 @@ class _StageElements:
 
     unsharded: int  # without data parallelism
     stored: int  # between steps, padding included; the same as ``unsharded`` if nothing is sharded
-    gathered: int  # in a gathered copy, padding included
-    ends: int  # those of ``gathered`` outside of blocks (embedding, norm, head)
+    ends: int  # outside of blocks (embedding, norm, head) in a gathered copy, padding included
     embedding: int  # those of ``ends`` in the embedding
     unpadded: int  # stored between steps, without padding
     state_bytes: int  # of optimizer state
 
-    @classmethod
-    def of(cls, layouts: dict[str, RowLayout], index: int, count: int, state: tuple[int, int]) -> "_StageElements":
-        sizes = {name: _ShardedParameter(layout.rows, prod(layout.columns), count) for name, layout in layouts.items()}
-        return cls(
-            unsharded=sum(size.rows * size.columns for size in sizes.values()),
-            stored=sum(size.padded for size in sizes.values()),
-            gathered=sum(size.padded * count for size in sizes.values()),
-            ends=sum(size.padded * count for name, size in sizes.items() if not name.startswith("layers.")),
-            embedding=sum(size.padded * count for name, size in sizes.items() if name.startswith("embedding.")),
-            unpadded=sum(size.elements(index) for size in sizes.values()),
-            state_bytes=sum(
-                size.elements(index) * state[not layouts[name].is_hidden_matrix] + COUNTER_BYTES
-                for name, size in sizes.items()
-            ),
-        )
 
-
-@dataclass(frozen=True)
-class _ShardedParameter:
-    """Numbers of elements of a parameter sharded by rows into ``count`` shards, as torch.chunk does."""
-
-    rows: int
-    columns: int
-    count: int
-
-    @property
-    def padded(self) -> int:
-        """Elements of each shard's storage: those of the first shard, which is the largest."""
-        return -(-self.rows // self.count) * self.columns
-
-    def elements(self, index: int) -> int:
-        size = -(-self.rows // self.count)
-        return max(0, min(size, self.rows - index * size)) * self.columns
+@lru_cache(maxsize=4096)
+def _elements(model: ById, shard: ModelShard, index: int, count: int, state: tuple[int, int]) -> _StageElements:
+    layouts = parameter_layouts(model.model, shard)
+    widths = {name: prod(layout.columns) for name, layout in layouts.items()}
+    # The storage of every shard has the size of the first one, which is the largest.
+    padded = {name: len(chunk_rows(layout.rows, 0, count)) * widths[name] for name, layout in layouts.items()}
+    own = {name: len(chunk_rows(layout.rows, index, count)) * widths[name] for name, layout in layouts.items()}
+    return _StageElements(
+        unsharded=sum(layout.rows * widths[name] for name, layout in layouts.items()),
+        stored=sum(padded.values()),
+        ends=count * sum(size for name, size in padded.items() if not name.startswith("layers.")),
+        embedding=count * sum(size for name, size in padded.items() if name.startswith("embedding.")),
+        unpadded=sum(own.values()),
+        state_bytes=sum(size * state[not layouts[name].is_hidden_matrix] + COUNTER_BYTES for name, size in own.items()),
+    )
 
 
 def _gathered(stages: Sequence[_StageElements], step: StepShape) -> int:
@@ -167,7 +144,7 @@ def _gathered(stages: Sequence[_StageElements], step: StepShape) -> int:
     if step.layout.zero == 3:
         freed = sum(stage.embedding for stage in stages) if step.gathers_ends_apart else 0
         return sum(stage.ends for stage in stages) - freed
-    return sum(sorted((stage.gathered for stage in stages), reverse=True)[:_GATHERED_STAGES])
+    return step.shards * sum(sorted((stage.stored for stage in stages), reverse=True)[:_GATHERED_STAGES])
 
 
 @dataclass(frozen=True)
@@ -217,25 +194,14 @@ def has_embedding_and_head(step: StepShape, pipeline_rank: int) -> tuple[bool, b
     return pipeline_rank == 0, pipeline_rank == layout.stage_rank(step.parallel.stages - 1)
 
 
-def state_sizes(step: StepShape, state: StateBytes) -> tuple[float, float, float]:
-    """Convert state to the ``state`` of ``peak_rank_bytes``."""
+def state_sizes(step: StepShape, rank: int, shards: Sequence[ModelShard]) -> tuple[float, float, float]:
+    """Count the ``state`` of ``peak_rank_bytes``, in the dtypes of the precision mode."""
     mode = MODES[step.mode]
+    state = state_bytes_of_shards(step, rank, shards, mode.weights.itemsize, mode.gradients.itemsize)
     # FSDP2 gathers parameters in the compute dtype.
     gathered = (state.parameters_within_step - state.parameters) * mode.compute.itemsize / mode.weights.itemsize
     kept = state.optimizer + state.components
     return state.parameters + gathered, float(state.gradients_accumulating), float(kept)
-
-
-def state_bytes_in_mode(step: StepShape, rank: int, shards: list[ModelShard]) -> StateBytes:
-    """Compute the bytes of state of a rank in the dtypes of the precision mode."""
-    mode = MODES[step.mode]
-    return state_bytes_of_shards(
-        step,
-        rank,
-        shards,
-        parameter_bytes=mode.weights.itemsize,
-        gradient_bytes=mode.gradients.itemsize,
-    )
 
 
 @lru_cache(maxsize=1024)
@@ -250,6 +216,6 @@ def _states(
             ModelShard(0, step.layout.tensor, range(layers), embedding and index == 0, head and index == last)
             for index in range(step.virtual)
         ]
-        return state_sizes(step, state_bytes_in_mode(step, 0, shards))
+        return state_sizes(step, 0, shards)
 
     return state(1), state(2)

@@ -44,7 +44,10 @@ def transient_bytes(
     if step.layout.pipeline == 1:
         found = _single_stage(step, rank, sum(sizes))
     else:
-        found = [each for now in instants for each in _at(rank, now)] + _reduction_in_pipeline(step, rank)
+        found = [each for now in instants for each in _at(rank, now)]
+        if step.sharded:  # FSDP2 reduces the gradients of the rank at the end of the step
+            reduced = max(rank.block_reduced, rank.end_reduced)
+            found.append({"gradients": rank.gradients * step.virtual, "buffers": reduced})
     if not step.sharded and step.layout.data * step.layout.context > 1:
         found.append({"gradients": gradients, "buffers": min(gradients, max(BUCKET_BYTES, rank.largest_gradient))})
     return found + optimizer_instant(step, sum(sizes), ends)
@@ -65,9 +68,11 @@ def _single_stage(step: StepShape, rank: TransientSizes, layers: float) -> list[
     # FSDP2 keeps the buffer of its last gather until the next, and gathers the next block in advance.
     last_gather = rank.block_gather if step.layout.zero == 3 or not several else 0.0
     ahead = 2 * rank.gathered
+    # Of a head that is gathered apart after its reduction, unless an earlier micro-batch has made it.
+    head = (0.0 if several else rank.end_gradient) if rank.head_freed else rank.head_gradient
     first = {
         "parameters": -rank.head_freed,
-        "gradients": before + (_reduced_head(rank, several) if rank.head_freed else rank.head_gradient),
+        "gradients": before + head,
         "activations": blocks,
         **_in_block(rank.block.whole),
         "buffers": ahead,
@@ -113,11 +118,6 @@ def _single_stage(step: StepShape, rank: TransientSizes, layers: float) -> list[
                 {"gradients": made + rank.gradients - blocks, "working": last, "buffers": rank.end_reduced},
             ]
     return found
-
-
-def _reduced_head(rank: TransientSizes, several: bool) -> float:
-    """Bytes of the head's gradient after its reduction, unless an earlier micro-batch has made them."""
-    return 0.0 if several else rank.end_gradient
 
 
 def _head_reduction(rank: TransientSizes, before: float, first: Bytes) -> list[Bytes]:
@@ -245,13 +245,6 @@ def _at_loss(rank: TransientSizes, now: Instant, common: Bytes) -> list[Bytes]:
             "working": waiting + rank.norm,
         },
     ]
-
-
-def _reduction_in_pipeline(step: StepShape, rank: TransientSizes) -> list[Bytes]:
-    """Bytes while FSDP2 reduces the gradients of a pipeline rank, at the end of a step."""
-    if not step.sharded:
-        return []
-    return [{"gradients": rank.gradients * step.virtual, "buffers": max(rank.block_reduced, rank.end_reduced)}]
 
 
 def _instants(step: StepShape, pipeline_rank: int, sizes: tuple[float, ...]) -> tuple[Instant, ...]:
