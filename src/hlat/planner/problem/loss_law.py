@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import ceil, floor
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,34 +145,6 @@ def forecast_json(loss: PlannedLoss | None) -> dict[str, Any]:
     return {} if loss is None else {"forecast": loss.to_dict()}
 
 
-class LossLaw(Protocol):
-    """A law of loss, and how it counts the size and the FLOPs of a model."""
-
-    @property
-    def source(self) -> str:
-        """Words for where it comes from."""
-
-    def flops(self, model: ModelConfig, sequence: int, tokens: float) -> float:
-        """Count the FLOPs of training."""
-
-    def loss(self, model: ModelConfig, sequence: int, tokens: int) -> float:
-        """Return the loss in nats per token."""
-
-    def best_size(self, flops: float, generated: float, sequence: int) -> BestSize:
-        """Return the best size for FLOPs of training and tokens to generate, as ``ScalingLaw.optimal_size`` does."""
-
-    def size_range(self, flops: float, generated: float, sequence: int) -> SizeRange | None:
-        """Return how far the best size is known; None if nobody says."""
-
-    def forecast(
-        self, model: ModelConfig, sequence: int, tokens: int, batch: int, recipe: Recipe | None
-    ) -> PlannedLoss | None:
-        """Forecast the loss of a run on the user's own data; None for a law that knows nothing of it.
-
-        ``batch`` is the tokens of a step; ``recipe`` is the run's own, as it is planned, if it has one.
-        """
-
-
 @dataclass(frozen=True)
 class PublishedLaw:
     """The law of Hoffmann et al., by all parameters."""
@@ -180,19 +152,26 @@ class PublishedLaw:
     source = "law: Hoffmann 2022, approach 3, constants of Besiroglu 2024; D tokens, N parameters, all counted"
 
     def flops(self, model: ModelConfig, sequence: int, tokens: float) -> float:
+        """Count the FLOPs of training."""
         return FLOPS_PER_PARAMETER * count_parameters(model).total * tokens
 
     def loss(self, model: ModelConfig, sequence: int, tokens: int) -> float:
+        """Return the loss in nats per token."""
         return CHINCHILLA.loss(count_parameters(model).total, tokens)
 
     def best_size(self, flops: float, generated: float, sequence: int) -> BestSize:
+        """Return the best size for FLOPs of training and tokens to generate, as ``ScalingLaw.optimal_size`` does."""
         best = CHINCHILLA.optimal_size(flops, generated)
         return BestSize(*best, CHINCHILLA.loss(*best))
 
-    def size_range(self, flops: float, generated: float, sequence: int) -> None:
+    def size_range(self, flops: float, generated: float, sequence: int) -> SizeRange | None:
+        """Return how far the best size is known: nobody says."""
         return None
 
-    def forecast(self, model: ModelConfig, sequence: int, tokens: int, batch: int, recipe: Recipe | None) -> None:
+    def forecast(
+        self, model: ModelConfig, sequence: int, tokens: int, batch: int, recipe: Recipe | None
+    ) -> PlannedLoss | None:
+        """Forecast the loss of a run on the user's own data, of which this law knows nothing."""
         return None
 
 
@@ -239,6 +218,7 @@ class LadderLaw:
     def forecast(
         self, model: ModelConfig, sequence: int, tokens: int, batch: int, recipe: Recipe | None
     ) -> PlannedLoss:
+        # ``batch`` is the tokens of a step; ``recipe`` is the run's own, as it is planned, if it has one.
         sizes, unlike = model_sizes(model, sequence), list(self._unlike(model, sequence, batch, recipe))
         forecast = self.ladder.forecast(sizes, tokens)
         largest = max(run.sizes["flops"] * run.tokens for run in self.ladder.runs)
@@ -277,6 +257,7 @@ class LadderLaw:
 
 
 PUBLISHED = PublishedLaw()
+LossLaw = PublishedLaw | LadderLaw
 
 Vector = NDArray[np.float64]
 
