@@ -28,25 +28,18 @@ from hlat.runtime.backend.table import backend_of
 # of the family. Others: nothing is published, and the constant `products` already contains the sustained share.
 # Other families: that of the chips whose constants they take; AMD's, of an MI300X.
 _REACHED = {
-    "ampere": 0.869,
-    "hopper": 0.803,
-    "blackwell": 0.776,
-    "trainium": 0.9,
-    "tpu": 0.9,
-    "measured": 1.0,
-    "cdna": 0.511,
-    # 2,487 TFLOP/s of 12 x 416 in an Aurora node, all dies busy (one alone: 256): Argonne's user guide, table of GEMM,
+    # family -> in 16 bits, in 8 bits
+    "ampere": (0.869, 0.869),
+    "hopper": (0.803, 0.709),
+    "blackwell": (0.776, 0.763),
+    "trainium": (0.9, 0.9),
+    "tpu": (0.9, 0.9),
+    "measured": (1.0, 1.0),
+    "cdna": (0.511, 0.487),  # 8 bits: 1,273 of 2,615 TFLOP/s, AMD's own measurement of an MI300X
+    # In 16 bits 2,487 TFLOP/s of 12 x 416 in an Aurora node, all dies busy (one alone: 256): Argonne's user guide,
+    # table of GEMM; in 8 bits as ampere, whose constants it takes.
     # https://docs.alcf.anl.gov/aurora/node-performance-overview/node-performance-overview/
-    "xe": 0.498,
-}
-_REACHED_EIGHT_BIT = {
-    "ampere": 0.869,
-    "hopper": 0.709,
-    "blackwell": 0.763,
-    "trainium": 0.9,
-    "tpu": 0.9,
-    "measured": 1.0,
-    "cdna": 0.487,  # 1,273 of 2,615 TFLOP/s, AMD's own measurement of an MI300X
+    "xe": (0.498, 0.869),
 }
 
 
@@ -68,13 +61,14 @@ def cluster_device(cluster: Cluster) -> DeviceSpec:
     family = chip.family if chip.family in CHIP_FAMILIES else "measured"
     nearest = CHIP_FAMILIES[family].like or family
     measured, steps = chip.reached, instance.collectives
-    reached = (measured and measured.bfloat16) or _REACHED.get(family, _REACHED[nearest])
+    usual, eight_bit = _REACHED.get(family, _REACHED[nearest])
+    reached = (measured and measured.bfloat16) or usual
     return DeviceSpec(
         family=family,
         peak=chip.flops(chip.sixteen_bit or "") or 0.0,
         peak_eight_bit=chip.flops("float8") or 0.0,
         reached=reached,
-        reached_eight_bit=(measured and measured.float8) or _REACHED_EIGHT_BIT.get(family, _REACHED_EIGHT_BIT[nearest]),
+        reached_eight_bit=(measured and measured.float8) or eight_bit,
         memory_bytes=cluster.memory_bytes,
         memory_rate=cluster.memory_rate,
         link_rate=cluster.link_rate,
@@ -83,12 +77,15 @@ def cluster_device(cluster: Cluster) -> DeviceSpec:
         per_instance=cluster.devices_per_instance,
         per_chip=chip.devices,
         # Attention runs on the matrix engines too: a relative's share of the peak shrinks with what products reach.
-        attention_rate=1.0 if nearest == family else reached / _REACHED[nearest],
+        attention_rate=1.0 if nearest == family else reached / _REACHED[nearest][0],
         hop=1e-6 * steps.hop_us if steps else 0.0,
         network_hop=1e-6 * steps.network_hop_us if steps else 0.0,
         direct_bytes=1e6 * steps.direct_mb if steps else 0.0,
         doubling_bytes=1e6 * steps.doubling_mb if steps else 0.0,
     )
+
+
+_ELSEWHERE = torch.device("meta")  # backends answer for the chip, not for a device that is here
 
 
 def chip_backend(chip: Chip) -> Backend | None:
@@ -108,8 +105,7 @@ def why_not_runnable(chip: Chip, mode: str) -> str:
         # Written by `hlat hardware measure`, so hlat has run there.
         measured = chip.family == "measured"
         return "" if measured else f"hlat has no backend for {chip.name}"
-    device = torch.device("meta")  # the backend answers for the chip, not for a device that is here
-    if mode == "fp8" and (refusal := backend.fp8_refusal(device)):
+    if mode == "fp8" and (refusal := backend.fp8_refusal(_ELSEWHERE)):
         return f"hlat does not run fp8 on {chip.name}: {refusal}"
     if MODES[mode].compute == torch.bfloat16 and chip.sixteen_bit != "bfloat16":
         return f"{chip.name} multiplies in fp16, not in bf16, which precision {mode} needs and torch emulates slowly"
@@ -120,9 +116,6 @@ def comparison_note(request: PlanRequest) -> str:
     """Return the sentence that marks a plan which hlat cannot run; empty for one that it can."""
     reason = why_not_runnable(request.cluster.chip, request.mode)
     return f"for comparison only: {reason}" if reason else ""
-
-
-_ELSEWHERE = torch.device("meta")  # backends answer for the chip, not for a device that is here
 
 
 @dataclass(frozen=True)
