@@ -180,10 +180,10 @@ class TrainingPlan:
         }
 
     def _layout(self, prediction: LayoutPrediction) -> dict[str, Any]:
+        said = layout_json(self.request, prediction)
         if self.stages:
-            said = layout_json(self.request, prediction)
             return {name: said[name] for name in _OF_A_RUN}
-        return layout_json(self.request, prediction) | {"may_be_fastest": self.may_be_fastest(prediction)}
+        return said | {"may_be_fastest": self.may_be_fastest(prediction)}
 
     def assumptions(self) -> dict[str, Any]:
         """Inputs of the prediction under their documented keys (docs/planning.md)."""
@@ -372,8 +372,7 @@ def _own_layout(request: PlanRequest) -> Candidate:
     recipe, devices, words = request.recipe, request.cluster.devices, f"--layout {_OWN}"
     if recipe is None:
         raise PlanError(f"{words}: {request.name} is no recipe")
-    if devices % recipe.parallel.model_ranks:
-        ranks = recipe.parallel.model_ranks
+    if devices % (ranks := recipe.parallel.model_ranks):
         raise PlanError(f"{words}: a copy of the model takes {ranks} devices, which do not divide {devices}")
     resolved, _ = resolve_defaults(recipe.in_mode(request.mode), devices, request.cluster)
     return possible(recipe_step(resolved, request.cluster)[1], request, words)
@@ -418,8 +417,7 @@ def _simulated_goodput(request: PlanRequest, prediction: LayoutPrediction) -> tu
     work = request.steps * prediction.step_seconds
     # Ten thousand failures of a long run show no more than a few hundred.
     seconds = min(work, 200 * prediction.reliability.mtbf)
-    result = simulate_goodput(prediction.reliability, seconds, random.Random(_FAILURE_SEED))
-    return result.mean, result.worst_tenth
+    return simulate_goodput(prediction.reliability, seconds, random.Random(_FAILURE_SEED))
 
 
 def _model_section(request: PlanRequest) -> str:

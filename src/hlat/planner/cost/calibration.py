@@ -55,9 +55,15 @@ class Constants:
 
 
 @cache
+def _content(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(files("hlat.planner.cost").joinpath(name).read_text(encoding="utf-8"))
+    return content
+
+
+@cache
 def load_constants() -> Constants:
     """The values that predictions use."""
-    content = yaml.safe_load(files("hlat.planner.cost").joinpath("constants.yaml").read_text(encoding="utf-8"))
+    content = _content("constants.yaml")
     return Constants(
         {(name, family): float(value) for name, entry in content.items() for family, value in entry["value"].items()}
     )
@@ -107,16 +113,9 @@ class RatioInterval:
         return replace(self, low=low, high=high)
 
 
-@cache
-def _intervals_content() -> dict[str, Any]:
-    text = files("hlat.planner.cost").joinpath("intervals.yaml").read_text(encoding="utf-8")
-    content: dict[str, Any] = yaml.safe_load(text)
-    return content
-
-
 def shipped_interval(family: str, *, eight_bit: bool) -> RatioInterval:
     """Interval of a chip family and precision; the pooled one, widened, without published runs."""
-    table = _intervals_content()["intervals"]
+    table = _content("intervals.yaml")["intervals"]
     entry = table.get(family + " fp8" * eight_bit, table["pooled"])
     found = RatioInterval(entry["low"], entry["high"], entry["sources"], family, entry.get("median"))
     return found if found.sources else found.widened(CHIP_FAMILIES.get(family, CHIP_FAMILIES["measured"]).spread)
@@ -124,12 +123,12 @@ def shipped_interval(family: str, *, eight_bit: bool) -> RatioInterval:
 
 def sources_of_chip(name: str) -> int:
     """Number of published sources with runs on a chip of the catalog, which its family may have more of."""
-    return int(_intervals_content()["chips"].get(name, 0))
+    return int(_content("intervals.yaml")["chips"].get(name, 0))
 
 
 def undecided_ratio() -> float:
     """Ratio of two predicted step times from which on the faster layout is so 4 times out of 5."""
-    return float(_intervals_content()["order"]["ratio"])
+    return float(_content("intervals.yaml")["order"]["ratio"])
 
 
 def ratio_between(one: RatioInterval, other: RatioInterval) -> float:

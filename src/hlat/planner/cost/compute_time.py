@@ -70,7 +70,8 @@ def compute_times(columns: WorkloadColumns, constants: Constants, program: Progr
     # Bytes that a kernel moves per gradient and micro-batch to add it: 16 bits read, the sum read and written. A sum is
     # torch's .grad: the gradient of the first micro-batch becomes it, and nothing is added.
     sum_traffic = (1 - 1 / columns.micro_batches) * (2 + 2 * columns.gradient_bytes)
-    forward_products, input_products, weight_products = _layer_products(columns, constants, product, sum_traffic)
+    forward_products, input_products, weight_products = layer_products(columns, product)
+    weight_products = weight_products + _weight_sums(columns, constants, product, sum_traffic)
     casts_forward, casts_backward = program.cast_times(columns, constants)
     forward_products, input_products = forward_products + casts_forward, input_products + casts_backward
     backward_products = input_products + weight_products
@@ -149,24 +150,23 @@ class Products:
         return np.where(odd, self.unaligned, 1.0)
 
 
-def _layer_products(
-    columns: WorkloadColumns, constants: Constants, product: Products, sum_traffic: Column
-) -> tuple[Column, Column, Column]:
-    """Seconds of one layer's products: forward, gradients of inputs, gradients of weights."""
-    shapes = [(columns.tokens, rows, width) for rows, width in block_products(columns)]
-    forward, by_input, by_weight = (
-        sum(times)
-        for times in zip(
-            *(product.forward_and_backward(m, n, k, in_blocks=True) for m, n, k in shapes),
-            strict=True,
-        )
-    )
+def layer_products(columns: WorkloadColumns, product: Products) -> tuple[Column, Column, Column]:
+    """Seconds of one layer's products: forward, gradients of inputs, gradients of weights; without casts and sums."""
+    times = [
+        product.forward_and_backward(columns.tokens, rows, width, in_blocks=True)
+        for rows, width in block_products(columns)
+    ]
+    forward, by_input, by_weight = (sum(each) for each in zip(*times, strict=True))
+    return forward, by_input, by_weight
+
+
+def _weight_sums(columns: WorkloadColumns, constants: Constants, product: Products, sum_traffic: Column) -> Column:
+    """Seconds in which the gradients of one layer's weights are added to those of the step."""
     # Gradient accumulation: the product reads and writes the fp32 gradients of weights at its end.
     in_product = np.where(columns.zero < 3, 8 * product.unhidden / columns.memory_rate, 0.0)
-    accumulated = layer_weights(columns) * np.where(
-        _adds_apart(columns), sum_traffic / _memory_rate(columns, constants), in_product
-    )
-    return forward, by_input, by_weight + accumulated
+    apart = sum_traffic / _memory_rate(columns, constants)
+    seconds: Column = layer_weights(columns) * np.where(_adds_apart(columns), apart, in_product)
+    return seconds
 
 
 def _attention(columns: WorkloadColumns, constants: Constants, product: Products) -> tuple[Column, Column]:

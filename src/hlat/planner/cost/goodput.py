@@ -90,18 +90,10 @@ def predict_reliability(cluster: Cluster, state_bytes: float, storage: StorageRa
     return Reliability(mtbf, stall, writing, restart, interval, goodput(interval), state_bytes, start_up)
 
 
-@dataclass(frozen=True)
-class SimulatedGoodput:
-    """Goodput over many simulated runs."""
-
-    mean: float
-    worst_tenth: float  # nine of ten runs exceed it
-
-
-def simulate_goodput(expected: Reliability, work: float, rng: random.Random, runs: int = 100) -> SimulatedGoodput:
-    """Simulate runs of ``work`` seconds of steps with random failures."""
+def simulate_goodput(expected: Reliability, work: float, rng: random.Random, runs: int = 100) -> tuple[float, float]:
+    """Simulate runs of ``work`` seconds of steps with random failures; return the mean, and what nine of ten exceed."""
     shares = sorted(work / _run_seconds(expected, work, rng) for _ in range(runs))
-    return SimulatedGoodput(sum(shares) / runs, shares[runs // 10])
+    return sum(shares) / runs, shares[runs // 10]
 
 
 def _run_seconds(expected: Reliability, work: float, rng: random.Random) -> float:

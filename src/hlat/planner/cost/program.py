@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hlat.planner.cost.calibration import Constants
 from hlat.planner.memory import has_fused_kernels
-from hlat.planner.problem.devices import planned_execution
+from hlat.planner.problem.devices import PlannedExecution, planned_execution
 from hlat.planner.problem.layouts import Candidate
 from hlat.planner.problem.request import PlanRequest
 from hlat.planner.problem.workload import (
@@ -36,17 +36,9 @@ from hlat.runtime.backend.base import AttentionKernel
 
 def hlat_profile(request: PlanRequest, candidate: Candidate) -> SoftwareProfile:
     """Profile of hlat on the request's cluster in this layout (docs/limits.md, docs/parallelism.md)."""
-    execution = planned_execution(request, candidate)
-    return _software_profile(
-        request.cluster.chip.family or "measured",
-        execution.attention,
-        execution.compiled,
-        has_fused_kernels(request.cluster.chip),
-        candidate.zero > 0,
-        request.mode == "fp8",
-        # In units of 16-bit products: for 32-bit products, rates are halved instead (problem/devices.py).
-        MODES[request.mode].reduction.itemsize * 2 // MODES[request.mode].compute.itemsize,
-    )
+    chip, execution = request.cluster.chip, planned_execution(request, candidate)
+    family, has_kernels = chip.family or "measured", has_fused_kernels(chip)
+    return _software_profile(family, execution, has_kernels, candidate.zero > 0, request.mode)
 
 
 @dataclass(frozen=True)
@@ -92,27 +84,22 @@ _KERNEL_LOSS_BYTES = 6.0
 
 @lru_cache
 def _software_profile(
-    family: str,
-    attention: AttentionKernel | None,
-    compilable: bool,
-    has_kernels: bool,
-    zero: bool,
-    eight_bit: bool,
-    gradient_bytes: int,
+    family: str, execution: PlannedExecution, has_kernels: bool, zero: bool, mode: str
 ) -> SoftwareProfile:
-    compiled, price = CHIP_FAMILIES[family].compiled, _attention_price(attention, family)
-    slowed = attention is not None and attention.slowed
+    attention, compiled = execution.attention, CHIP_FAMILIES[family].compiled
+    price, slowed = _attention_price(attention, family), attention is not None and attention.slowed
     return SoftwareProfile(
         attention=price.kernel,
         attention_forward=price.forward,
         attention_backward=price.slowed if slowed else price.backward,
         # Without kernels, norms and rotations are sequences of torch's operations (model/pointwise.py).
-        composed=not compiled and not compilable and not has_kernels,
-        eager=not compiled and not compilable,
+        composed=not compiled and not execution.compiled and not has_kernels,
+        eager=not compiled and not execution.compiled,
         # The all-reduce of ZeRO 0 does not overlap with computation.
         overlaps_data=zero,
-        eight_bit=eight_bit,
-        gradient_bytes=gradient_bytes,
+        eight_bit=mode == "fp8",
+        # In units of 16-bit products: for 32-bit products, rates are halved instead (problem/devices.py).
+        gradient_bytes=MODES[mode].reduction.itemsize * 2 // MODES[mode].compute.itemsize,
         loss_bytes=FUSED_LOSS_BYTES if compiled else _KERNEL_LOSS_BYTES if has_kernels else _LOSS_BYTES,
         # Only blocks are compiled on GPUs, not the head.
         pads_rows=compiled,

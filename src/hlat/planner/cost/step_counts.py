@@ -29,23 +29,17 @@ def executed_flops(request: PlanRequest, candidate: Candidate, pipeline_rank: in
     model = request.model
     step = candidate.step_shape(request)
     stages = rank_model_shards(step, step.first_rank(pipeline_rank))
-    layers = sum(len(stage.layer_range(model)) for stage in stages)
-    # Both halves of a split backward pass recompute; the first stage has only one half.
-    split = [stage for stage in stages if not stage.embedding] if _recomputes_twice(candidate) else []
-    twice = sum(len(stage.layer_range(model)) for stage in split)
+    own = [layer for stage in stages for layer in stage.layer_range(model)]
+    # Both halves of a split backward pass recompute, under ``selective`` the first alone; the first stage has one half.
+    split = candidate.schedule in ZERO_BUBBLE and candidate.recompute == "full"
+    twice = _layer_count(request, [stage for stage in stages if not stage.embedding]) if split else 0
     heads = sum(stage.head for stage in stages)
     tokens = candidate.micro_batch * request.sequence / candidate.context
     rows = len(vocabulary_rows(model, ModelShard(0, candidate.tensor)))
     head = 6 * tokens * rows * model.hidden_size
-    blocks = layers * _layer_flops(request, candidate, tokens) + twice * _recomputed_flops(request, candidate, tokens)
-    own = [layer for stage in stages for layer in stage.layer_range(model)]
+    blocks = len(own) * _layer_flops(request, candidate, tokens) + twice * _recomputed_flops(request, candidate, tokens)
     matrices = MatrixPlan(step, step.first_rank(pipeline_rank), own).flops()  # of the optimizer
     return candidate.accumulation(request.global_batch) * (blocks + heads * head) + matrices
-
-
-def _recomputes_twice(candidate: Candidate) -> bool:
-    """True if both halves of a backward pass recompute the block; under ``selective`` only the first does."""
-    return candidate.schedule in ZERO_BUBBLE and candidate.recompute == "full"
 
 
 def _layer_flops(request: PlanRequest, candidate: Candidate, tokens: float) -> float:
@@ -89,9 +83,6 @@ def _attended_positions(request: PlanRequest, candidate: Candidate) -> float:
     all_before = request.sequence * (chunks + 1) / (2 * chunks) if candidate.context > 1 else request.sequence
     windows = request.model.windows(request.sequence)
     return sum(all_before if window is None else window for window in windows) / len(windows)
-
-
-AXES = ("tensor", "context", "pipeline", "data")
 
 
 def exchanged_bytes(request: PlanRequest, candidate: Candidate, pipeline_rank: int) -> dict[str, float]:

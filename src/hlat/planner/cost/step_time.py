@@ -33,13 +33,12 @@ from hlat.config import ZERO_BUBBLE, Schedule
 from hlat.parallel import PassKind, PassOrder, pass_order
 from hlat.planner.cost.calibration import Constants, load_constants
 from hlat.planner.cost.comm_time import CommTimes, comm_times, hops
-from hlat.planner.cost.compute_time import Products, compute_times
+from hlat.planner.cost.compute_time import Products, compute_times, layer_products
 from hlat.planner.cost.program import HLAT, Program
 from hlat.planner.problem.workload import (
     RECOMPUTE_POLICIES,
     Column,
     WorkloadColumns,
-    block_products,
     layer_weights,
     rank_weights,
 )
@@ -80,22 +79,8 @@ class StepTimes:
         return {field.name: float(getattr(self, field.name)[index]) for field in fields(self)}
 
 
-STEP_COMPONENTS = (
-    "products",
-    "attention",
-    "pointwise",
-    "gaps",
-    "recomputed",
-    "host",
-    "tensor",
-    "context",
-    "head",
-    "bubble",
-    "messages",
-    "data",
-    "optimizer",
-    "stragglers",
-)
+_NAMES = [field.name for field in fields(StepTimes)]
+STEP_COMPONENTS = tuple(_NAMES[_NAMES.index("products") : _NAMES.index("forward")])
 """The components that add up to a step."""
 
 
@@ -375,12 +360,12 @@ class OperationTimes:
         known = constants or load_constants()
         compute, comm, step = compute_times(columns, known), comm_times(columns, known), step_times(columns, known)
         products = Products.of(columns, known)
-        forward, backward = _layer_products(columns, products)
+        forward, by_input, by_weight = layer_products(columns, products)
         # The share of pointwise operations is the host's too: both count per layer and micro-batch.
         host = compute.pointwise * step.host / step.pointwise
         others = compute.forward - forward - compute.attention_forward
         again = np.where(columns.recompute == _FULL, others, 0.0)
-        others_backward = compute.backward - backward - compute.attention_backward + again
+        others_backward = compute.backward - by_input - by_weight - compute.attention_backward + again
         rows = columns.vocab / columns.tensor
         head = sum(products.forward_and_backward(columns.tokens, rows, columns.hidden))
         weights = rank_weights(columns)
@@ -421,13 +406,3 @@ class OperationTimes:
         _, hop = hops(self.columns, self.constants)
         steps = 2 * np.ceil(np.log2(ranks)) if ranks > 1 else 0.0
         return float(self.constants.column("collective", self.columns)[0] + steps * hop[0])
-
-
-def _layer_products(columns: WorkloadColumns, products: Products) -> tuple[Column, Column]:
-    """Seconds of a layer's products for one micro-batch, forward and backward, casts left out."""
-    times = [
-        products.forward_and_backward(columns.tokens, rows, width, in_blocks=True)
-        for rows, width in block_products(columns)
-    ]
-    zero = np.zeros(len(columns))
-    return sum((one[0] for one in times), zero), sum((one[1] + one[2] for one in times), zero)

@@ -255,15 +255,9 @@ class WorkloadColumns:
 
 def _deduplicate(objects: list[Any]) -> tuple[list[Any], NDArray[np.intp]]:
     """The distinct objects, by identity, and for each of ``objects`` its index among them."""
-    index_by_id: dict[int, int] = {}
-    distinct: list[Any] = []
-    indices = np.empty(len(objects), dtype=np.intp)
-    for position, item in enumerate(objects):
-        if id(item) not in index_by_id:
-            index_by_id[id(item)] = len(distinct)
-            distinct.append(item)
-        indices[position] = index_by_id[id(item)]
-    return distinct, indices
+    distinct = {id(item): item for item in objects}
+    index_by_id = {identity: index for index, identity in enumerate(distinct)}
+    return list(distinct.values()), np.array([index_by_id[id(item)] for item in objects], dtype=np.intp)
 
 
 def block_products(columns: WorkloadColumns) -> tuple[tuple[Column, Column], ...]:
