@@ -283,13 +283,10 @@ def _planned(recipe: Recipe, layout: set[str], cluster: Cluster, world: int) -> 
         parallel_zero_stages,
         recipe_step,
     )
-    from hlat.planner.problem.request import has_fast_bf16  # noqa: PLC0415
     from hlat.planner.problem.workload import RECOMPUTE_POLICIES  # noqa: PLC0415
     from hlat.planner.search import break_tie, predict_layout, workload_columns  # noqa: PLC0415
-    from hlat.precision import resolve_mode  # noqa: PLC0415
 
-    mode = resolve_mode(recipe.precision.mode, has_fast_bf16(cluster.chip))
-    request, written = recipe_step(recipe.in_mode(mode), cluster, world)
+    request, written = recipe_step(recipe, cluster, world)
     sizes = _sizes(recipe, world) if "batch.micro_batch" in layout else [written.micro_batch]
     policies = RECOMPUTE_POLICIES if "memory.activation_checkpointing" in layout else (written.recompute,)
     stages: list[Literal[0, 1, 2, 3]] = [written.parallel.zero]

@@ -18,10 +18,9 @@ from hlat.hardware import Cluster, device_chip, load_catalog
 from hlat.parallel import StepShape
 from hlat.planner.memory import FURTHEST_ESTIMATE, RankMemory, estimated_ranks, pipeline_memory
 from hlat.planner.problem.layouts import Candidate, layout_violations, machines_with, recipe_step
-from hlat.planner.problem.request import PlanRequest, has_fast_bf16
+from hlat.planner.problem.request import PlanRequest
 from hlat.planner.problem.workload import RECOMPUTE_POLICIES
 from hlat.planner.search import USABLE_MEMORY_SHARE, LayoutPrediction, predict_layout
-from hlat.precision import resolve_mode
 from hlat.runtime.backend.device import choose_device
 from hlat.runtime.backend.table import backend_of
 from hlat.runtime.process import RankInfo
@@ -88,12 +87,11 @@ def recipe_fit(recipe: Recipe, cluster: Cluster, world: int | None = None, devic
 
     ``world`` is the number of processes; None for one on each device.
     """
-    recipe = recipe.in_mode(resolve_mode(recipe.precision.mode, has_fast_bf16(cluster.chip)))
     # A memory budget is counted as it is; changes of it are not predicted.
     plans = recipe.memory.activation_checkpointing in RECOMPUTE_POLICIES
     plain = recipe if plans else recipe.model_copy(update={"memory": type(recipe.memory)()})
     request, candidate = recipe_step(plain, cluster, world)
-    ranks = pipeline_memory(request, StepShape.of(recipe, candidate.world))
+    ranks = pipeline_memory(request, StepShape.of(recipe.in_mode(request.mode), candidate.world))
     found = MemoryFit(ranks, cluster.memory_bytes, cluster.name, device or f"a device of {cluster.name}")
     if found.fits or not plans:
         return found
@@ -103,8 +101,7 @@ def recipe_fit(recipe: Recipe, cluster: Cluster, world: int | None = None, devic
 
 def predict_recipe(recipe: Recipe, cluster: Cluster, world: int | None = None) -> LayoutPrediction:
     """Predict the steps of a recipe, as it is written, on a cluster; PlanError if the cost model does not cover it."""
-    mode = resolve_mode(recipe.precision.mode, has_fast_bf16(cluster.chip))
-    return predict_layout(*recipe_step(recipe.in_mode(mode), cluster, world))
+    return predict_layout(*recipe_step(recipe, cluster, world))
 
 
 def fit_here(recipe: Recipe, world: int, device: torch.device | None = None) -> MemoryFit | None:

@@ -216,11 +216,9 @@ def _parallel_values(parallel: ParallelConfig) -> dict[str, Any]:
 def _degrees(request: PlanRequest) -> Iterator[tuple[int, int, int]]:
     devices, domain = request.cluster.devices, request.cluster.domain
     groups = request.cluster.instance.groups
-    tensors = [
-        t for t in divisors(request.model.heads) if t <= _MAX_DOMAINS_PER_TENSOR_GROUP * domain and devices % t == 0
-    ]
-    tensors = [t for t in tensors if not groups or t in groups]
-    for tensor in tensors:
+    most = _MAX_DOMAINS_PER_TENSOR_GROUP * domain
+    tensors = (t for t in divisors(request.model.heads) if t <= most and devices % t == 0)
+    for tensor in (t for t in tensors if not groups or t in groups):
         for pipeline in (p for p in divisors(devices // tensor) if p <= request.model.layers):
             rest = devices // tensor // pipeline
             for context in (c for c in divisors(rest) if c <= _MAX_CONTEXT):
@@ -381,8 +379,7 @@ def _parse_pairs(text: str, option: str) -> dict[str, Any]:
 
 def recipe_on_chip(recipe: Recipe, chip: Chip, world: int) -> tuple[PlanRequest, Candidate]:
     """Describe the steps of a recipe on ``world`` devices of a chip; PlanError: as for both functions below."""
-    cluster = machines_with(chip, world)
-    return recipe_step(recipe.in_mode(resolve_mode(recipe.precision.mode, has_fast_bf16(chip))), cluster, world)
+    return recipe_step(recipe, machines_with(chip, world), world)
 
 
 def machines_with(chip: Chip, world: int) -> Cluster:
@@ -399,7 +396,7 @@ def machines_with(chip: Chip, world: int) -> Cluster:
 
 
 def recipe_step(recipe: Recipe, cluster: Cluster, world: int | None = None) -> tuple[PlanRequest, Candidate]:
-    """Describe the steps of a recipe, with a resolved precision mode, on a cluster.
+    """Describe the steps of a recipe on a cluster, in the precision mode that ``auto`` is there.
 
     Args:
         recipe: valid for as many processes.
@@ -409,6 +406,7 @@ def recipe_step(recipe: Recipe, cluster: Cluster, world: int | None = None) -> t
     Raises:
         PlanError: the recipe keeps activations by a memory budget, which plans do not predict.
     """
+    recipe = recipe.in_mode(resolve_mode(recipe.precision.mode, has_fast_bf16(cluster.chip)))
     policies = {policy: policy for policy in RECOMPUTE_POLICIES}
     policy = recipe.memory.activation_checkpointing
     if policy not in policies:
