@@ -26,13 +26,7 @@ from hlat.runtime.terminal import wrapped
 WIDE = 140
 """Columns of a terminal from which on the wide table is printed."""
 
-_SCHEDULES = {
-    "gpipe": "gpipe",
-    "1f1b": "1f1b",
-    "interleaved-1f1b": "interleaved",
-    "interleaved-zero-bubble": "zero bubble",
-    "zbv": "zbv",
-}
+_SHORT_SCHEDULES = {"interleaved-1f1b": "interleaved", "interleaved-zero-bubble": "zero bubble"}
 
 Cell = Callable[[LayoutPrediction, dict[str, Any]], str]
 
@@ -41,44 +35,43 @@ def _value_of(key: str) -> Cell:
     return lambda planned, said: str(said[key])
 
 
-_LAYOUT: dict[str, Cell] = {
+_CELLS: dict[str, Cell] = {
     "tp": _value_of("tensor"),
     "pp": _value_of("pipeline"),
     "dp": _value_of("data"),
     "cp": _value_of("context"),
     "v": _value_of("virtual_stages"),
-    "schedule": lambda planned, said: _SCHEDULES[said["schedule"]] if said["pipeline"] > 1 else "",
+    "schedule": lambda planned, said: (
+        _SHORT_SCHEDULES.get(said["schedule"], said["schedule"]) if said["pipeline"] > 1 else ""
+    ),
     "zero": lambda planned, said: f"{said['zero']}" + (f" x{said['replicas']}" if said["replicas"] > 1 else ""),
     "mbs": _value_of("micro_batch"),
     "acc": _value_of("accumulation"),
     "recompute": _value_of("activation_checkpointing"),
-}
-_GIB: dict[str, Cell] = {"GiB": lambda planned, said: f"{said['memory_gib']:.1f}"}
-_STEP: dict[str, Cell] = {"step s": lambda planned, said: format_number(planned.step_seconds)}
-_SPEED: dict[str, Cell] = {"tok/s/chip": lambda planned, said: f"{said['tokens_per_second_per_chip']:,.0f}"}
-_RUN: dict[str, Cell] = {
+    "GiB": lambda planned, said: f"{said['memory_gib']:.1f}",
+    "step s": lambda planned, said: format_number(planned.step_seconds),
+    "tok/s/chip": lambda planned, said: f"{said['tokens_per_second_per_chip']:,.0f}",
     "MFU": lambda planned, said: f"{planned.mfu:.1%}",
     "days": lambda planned, said: median_days(planned),
     "4 of 5": lambda planned, said: interval_text(planned, planned.days),
     "cost": lambda planned, said: median_usd(planned),
+    "goodput": lambda planned, said: f"{planned.goodput:.1%}",
+    "energy": lambda planned, said: median_energy(planned),
+    "layout": lambda planned, said: layout_text(planned.candidate),
 }
-_GOODPUT: dict[str, Cell] = {"goodput": lambda planned, said: f"{planned.goodput:.1%}"}
-_ENERGY: dict[str, Cell] = {"energy": lambda planned, said: median_energy(planned)}
-_SHORT: dict[str, Cell] = {"layout": lambda planned, said: layout_text(planned.candidate)}
 
-_WIDE = _LAYOUT | _GIB | _STEP | _SPEED | _RUN | _GOODPUT
+
+def _columns(*heads: str) -> dict[str, Cell]:
+    return {head: _CELLS[head] for head in heads}
+
+
+_WIDE = {head: cell for head, cell in _CELLS.items() if head not in ("energy", "layout")}
 # The ranges of all layouts are in one ratio to their medians: the headline has that of the choice.
-_NARROW = _GIB | _STEP | {head: cell for head, cell in _RUN.items() if head != "4 of 5"} | _SHORT
+_NARROW = _columns("GiB", "step s", "MFU", "days", "cost", "layout")
 _STAGE, _OF_ONE_STAGE = _NARROW, ("step s", "layout")
-OF_THE_PAGE = {head: _RUN[head] for head in ("days", "4 of 5", "cost")} | _GIB | _STEP | _SPEED | _RUN
+OF_THE_PAGE = _columns("days", "4 of 5", "cost", "GiB", "step s", "tok/s/chip", "MFU")
 """Columns of a layout on the plan's page; a phone shows the first ones."""
-_SUMMARY: dict[str, Cell] = {
-    "days": _RUN["days"],
-    "4 of 5": _RUN["4 of 5"],
-    "cost": _RUN["cost"],
-    **_ENERGY,
-    **_SHORT,
-}
+_SUMMARY = _columns("days", "4 of 5", "cost", "energy", "layout")
 
 
 def plan_lines(plans: Sequence[TrainingPlan], columns: int, *, layouts: bool = True) -> Iterator[str]:
@@ -88,30 +81,29 @@ def plan_lines(plans: Sequence[TrainingPlan], columns: int, *, layouts: bool = T
     if len(plans) > 1:
         yield from table_lines(list(summary(plans)), columns)
         yield from [""] if layouts else []
-    if not layouts:
-        for mark in _notes(plans):
-            yield from wrapped(mark, columns, 2)
-        return
-    if plans[0].stages:
-        for plan in plans:
-            yield from wrapped(headline(plan), columns, 2)
+    marks = list(_notes(plans))
+    if layouts:
+        yield from _layout_lines(plans, columns, front)
+        marks += [] if plans[0].stages else _marks(plans, len(front))
+    for mark in marks:
+        yield from wrapped(mark, columns, 2)
+
+
+def _layout_lines(plans: Sequence[TrainingPlan], columns: int, front: set[int]) -> Iterator[str]:
+    """Yield the layouts of each plan, or its stages; in a wide terminal those of all plans in one table."""
+    wide, staged = columns >= WIDE, bool(plans[0].stages)
+    for plan in plans:
+        yield from wrapped(headline(plan), columns, 2)
+        if staged:
             yield from table_lines(list(stage_rows(plan)), columns)
-        for mark in _notes(plans):
-            yield from wrapped(mark, columns, 2)
-        return
-    if columns >= WIDE:
-        for plan in plans:
-            yield from wrapped(headline(plan), columns, 2)
+        elif not wide:
+            yield from table_lines([["", *_NARROW], *_rows(plan, _NARROW, front, named=False)], columns)
+    if wide and not staged:
         yield ""
         rows = [row for plan in plans for row in _rows(plan, _WIDE, front, named=True)]
         yield from table_lines([["", "cluster", *_WIDE], *rows], columns)
-    else:
-        for plan in plans:
-            yield from wrapped(headline(plan), columns, 2)
-            yield from table_lines([["", *_NARROW], *_rows(plan, _NARROW, front, named=False)], columns)
-    yield ""
-    for mark in [*_notes(plans), *_marks(plans, len(front))]:
-        yield from wrapped(mark, columns, 2)
+    if not staged:
+        yield ""
 
 
 def headline(plan: TrainingPlan) -> str:
