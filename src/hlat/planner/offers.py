@@ -95,14 +95,6 @@ class Kind:
     def cluster(self, number: int) -> Cluster:
         return Cluster(self.instance, self.chip, number)
 
-    def refusal(self) -> str:
-        """Reason why no request is possible on this kind, as for an option its chip does not support."""
-        try:
-            self.request_on(self.cluster(1))
-        except PlanError as error:
-            return str(error)
-        return ""
-
     def _predict(self, cluster: Cluster) -> Offer | None:
         try:
             request = self.request_on(cluster)
@@ -115,7 +107,7 @@ class Kind:
     def number_for(self, days: float) -> float:
         """Return the number of instances that would take so many days at a usual share of the peak.
 
-        PlanError if no request is possible on this kind; ``refusal`` says so beforehand.
+        PlanError if no request is possible on this kind; ``without_refusals`` says so beforehand.
         """
         request = self.request_on(self.cluster(1))
         flops = request.tokens * flops_per_token(request.model, request.sequence, "causal")
@@ -314,9 +306,14 @@ def explore(goal: Goal, kinds: Sequence[Kind]) -> tuple[list[tuple[Offer, Kind]]
 
 def without_refusals(kinds: Sequence[Kind]) -> tuple[list[Kind], dict[str, str]]:
     """Split kinds into those on which a request is possible, and reasons for the others."""
-    refusals = [(kind, kind.refusal()) for kind in kinds]
-    missed = {kind.instance.name: reason for kind, reason in refusals if reason}
-    return [kind for kind, reason in refusals if not reason], missed
+    possible, missed = list[Kind](), dict[str, str]()
+    for kind in kinds:
+        try:
+            kind.request_on(kind.cluster(1))
+            possible.append(kind)
+        except PlanError as error:  # as for an option that its chip does not support
+            missed[kind.instance.name] = str(error)
+    return possible, missed
 
 
 def compute(goal: Goal, kind: Kind, best: Offer | None = None) -> None:

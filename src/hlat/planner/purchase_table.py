@@ -36,7 +36,8 @@ from hlat.runtime.terminal import wrapped
 def purchase_lines(purchase: Purchase, columns: int) -> Iterator[str]:
     """Yield the table of kinds, that of numbers of the chosen kind, and the kinds that miss the goal."""
     request = purchase.chosen.request
-    yield f"{request.name}, {_tokens(purchase)}, precision {request.mode}, {_prices(purchase.price, purchase.rows)}"
+    tokens = "tokens as the budget affords" if purchase.affords else f"{short_count(request.tokens)} tokens"
+    yield f"{request.name}, {tokens}, precision {request.mode}, {_prices(purchase.price, purchase.rows)}"
     yield f"goal: {purchase.goal}"
     yield ""
     yield from table_lines(list(_offer_rows(purchase.rows, purchase.chosen, purchase.affords)), columns)
@@ -154,11 +155,6 @@ def _assumed(offers: Sequence[Offer], loss: PlannedLoss | None, columns: int) ->
                 yield from wrapped(f"cost     {name}{cost}", columns, 9)
     yield from wrapped(f"energy   {energy_sentence(offer.request, offer.prediction)}", columns, 9)
     yield from wrapped(f"saves    {storage_sentence(offer.request, offer.prediction)}", columns, 9)
-
-
-def _tokens(purchase: Purchase) -> str:
-    tokens = short_count(purchase.chosen.request.tokens)
-    return "tokens as the budget affords" if purchase.affords else f"{tokens} tokens"
 
 
 def _prices(kind: str | None, offers: Sequence[Offer]) -> str:

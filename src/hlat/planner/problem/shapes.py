@@ -34,11 +34,8 @@ def llama_class(name: str) -> dict[str, Any] | None:
 def nearest_shape(parameters: float) -> tuple[str, dict[str, Any], int]:
     """Shape whose size is nearest to a number of parameters: its name, model section and size."""
     size, section = min(llama_class_shapes(), key=lambda shape: max(shape[0] / parameters, parameters / shape[0]))
-    return _llama_class_name(size), section, size
-
-
-def _llama_class_name(size: int) -> str:
-    return f"llama-class-{size / 1e9:.3g}b" if size >= 1e9 else f"llama-class-{size / 1e6:.3g}m"
+    words = f"{size / 1e9:.3g}b" if size >= 1e9 else f"{size / 1e6:.3g}m"
+    return f"llama-class-{words}", section, size
 
 
 @cache

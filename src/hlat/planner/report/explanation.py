@@ -151,8 +151,7 @@ _SAME = 0.01  # share below which a median is the model's own step, and a layout
 
 def recipe_sentence(plan: TrainingPlan) -> str:
     """Settings of the recipe that the plan would change; empty without any."""
-    changes = (f"{name} {old} to {new}" for name, (old, new) in plan.changes.items())
-    listed = ", ".join(changes)
+    listed = ", ".join(f"{name} {old} to {new}" for name, (old, new) in plan.changes.items())
     return f"would change in your recipe: {listed}" if listed else ""
 
 
@@ -330,14 +329,10 @@ class MessageTime:
     seconds: float  # of the cost model, before anything hides them
     bytes: float  # of the complete message, of each half of an all-reduce; 0 if not known here
 
-    @property
-    def rate(self) -> float:
-        """Bytes per second, all of the message over all of its time."""
-        return self.bytes / self.seconds
-
     def __str__(self) -> str:
         time = f"{self.seconds:.2f} s" if self.seconds >= 1 else f"{rounded_text(1000 * self.seconds)} ms"
-        return f"{time} ({amount_text(self.rate, 'B/s')})" if self.bytes else time
+        # The rate: all of the message over all of its time.
+        return f"{time} ({amount_text(self.bytes / self.seconds, 'B/s')})" if self.bytes else time
 
 
 def message_times(request: PlanRequest, layout: Candidate) -> dict[str, MessageTime]:
@@ -373,22 +368,17 @@ def energy_sentence(request: PlanRequest, prediction: LayoutPrediction) -> str:
     )
 
 
-def storage_text(request: PlanRequest) -> str:
-    """Rate of the file system, and where it comes from."""
-    rate = amount_text(storage_rate(request.cluster, request.site.storage), "B/s")
-    if request.site.storage is not None:
-        return f"{rate}, by --storage {request.site.storage}"
-    return (
-        f"{rate}, assumed: {amount_text(STORE_RATE_PER_INSTANCE, 'B/s')} for each instance, at most "
-        f"{amount_text(STORE_RATE_LIMIT, 'B/s')} in all (--storage)"
-    )
-
-
 def storage_sentence(request: PlanRequest, prediction: LayoutPrediction) -> str:
     """Duration of a save and of a restart, and what they lose."""
-    one = prediction.reliability
+    one, storage = prediction.reliability, request.site.storage
+    rate = amount_text(storage_rate(request.cluster, storage), "B/s")
+    by_default = (
+        f"assumed: {amount_text(STORE_RATE_PER_INSTANCE, 'B/s')} for each instance, at most "
+        f"{amount_text(STORE_RATE_LIMIT, 'B/s')} in all (--storage)"
+    )
+    origin = by_default if storage is None else f"by --storage {storage}"
     return (
-        f"{amount_text(one.saved_bytes, 'B')} at {storage_text(request)}: a save is durable after "
+        f"{amount_text(one.saved_bytes, 'B')} at {rate}, {origin}: a save is durable after "
         f"{_seconds(one.writing)} and stalls {_seconds(one.stall)}; a restart takes {_seconds(one.restart)} "
         f"({_seconds(DETECTION_SECONDS)} to be noticed, {_seconds(one.start_up)} to start, {_seconds(one.writing)} to "
         f"load); goodput {prediction.goodput:.1%}"
