@@ -223,7 +223,7 @@ _KINDS = {  # by operation name; other operations keep their own name
     "send": "send",
     "recv_": "receive",
 }
-_AXES = {"pp": "pipeline", "dp": "data", "cp": "context", "tp": "tensor"}
+_AXES = ("pipeline", "data", "context", "tensor")  # in the order of ``Coordinates``
 
 
 class Message(NamedTuple):
@@ -246,10 +246,8 @@ class MeshAxes:
         (group,) = (ProcessGroup.unbox(value) for value in args if _is_group(value))
         if group.group_name not in self._axes:
             positions = [self._layout.coordinates(rank) for rank in dist.get_process_group_ranks(group)]
-            names = [
-                name for axis, name in _AXES.items() if len({getattr(position, axis) for position in positions}) > 1
-            ]
-            self._axes[group.group_name] = "+".join(names)
+            by_axis = zip(_AXES, zip(*positions, strict=True), strict=True)
+            self._axes[group.group_name] = "+".join(name for name, indices in by_axis if len(set(indices)) > 1)
         return self._axes[group.group_name]
 
 

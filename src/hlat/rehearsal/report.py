@@ -1,7 +1,6 @@
 """Reports of a rehearsal: lines of text, and JSON values."""
 
 import textwrap
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -235,12 +234,11 @@ def _rank_json(report: RankReport) -> dict[str, Any]:
 
 def _totals(report: RankReport) -> dict[tuple[str, str], tuple[int, int]]:
     """Number of messages and bytes, by axis and kind."""
-    counts: Counter[tuple[str, str]] = Counter()
-    sizes: Counter[tuple[str, str]] = Counter()
+    totals: dict[tuple[str, str], tuple[int, int]] = {}
     for (axis, kind, size), count in sorted(report.messages.items()):
-        counts[axis, kind] += count
-        sizes[axis, kind] += count * size
-    return {key: (counts[key], sizes[key]) for key in counts}
+        number, sent = totals.get((axis, kind), (0, 0))
+        totals[axis, kind] = number + count, sent + count * size
+    return totals
 
 
 def _gib(size: float) -> str:

@@ -18,7 +18,7 @@ context parallelism) in flash and efficient attention only; for others it builds
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -55,8 +55,7 @@ def simulated_attention(device: torch.device, deterministic: bool) -> Iterator[N
     def attend(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: CausalBias | None = None, **given: bool
     ) -> torch.Tensor:
-        has_prefix = attn_mask is not None
-        heads = AttentionHeads(q.dtype, q.shape[3], q.shape[1] != k.shape[1], has_prefix=has_prefix)
+        heads = AttentionHeads(q.dtype, q.shape[3], q.shape[1] != k.shape[1], has_prefix=attn_mask is not None)
         kernel = backend_of(device).attention_kernel(heads, deterministic, device)
         return _KERNELS[kernel.name](q, k, v, attn_mask)
 
@@ -64,16 +63,6 @@ def simulated_attention(device: torch.device, deterministic: bool) -> Iterator[N
     torch_private.shapes_of_overrideable_backward()
     with patch.object(F, "scaled_dot_product_attention", attend):
         yield
-
-
-def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: CausalBias | None) -> torch.Tensor:
-    out: torch.Tensor = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
-    return out
-
-
-def _cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: CausalBias | None) -> torch.Tensor:
-    out: torch.Tensor = _aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True)[0]
-    return out
 
 
 def _efficient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: CausalBias | None) -> torch.Tensor:
@@ -109,8 +98,10 @@ def _math(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: CausalBias | 
 
 _KERNELS: dict[str, Callable[[Any, Any, Any, CausalBias | None], torch.Tensor]] = {
     # name of a backend's kernel -> the operator that torch runs for it
-    "flash_attention": _flash,
-    "cudnn_attention": _cudnn,
+    "flash_attention": lambda q, k, v, mask: _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0],
+    "cudnn_attention": lambda q, k, v, mask: _aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True)[
+        0
+    ],
     "efficient_attention": _efficient,
     "overrideable": _overrideable,
     "math": _math,
@@ -197,14 +188,13 @@ def _is_called(chip: Chip, name: str) -> bool:
 @contextmanager
 def simulating(device: SimulatedDevice | None, deterministic: bool) -> Iterator[None]:
     """Let the program decide within the block as on a device; None for the CPU of this machine."""
-    with ExitStack() as stack:
-        if device is not None:
-            here = torch.device("cpu")
-            stack.enter_context(simulated_backend(device.backend))
-            stack.enter_context(computing_as_simulated(here))
-            stack.enter_context(simulated_attention(here, deterministic))
-            # Without a fused kernel torch's AdamW reads its step counters, which have no value here.
-            stack.enter_context(patch.object(_ADAM, "_get_value", lambda step: 1.0))
+    if device is None:
+        yield
+        return
+    here = torch.device("cpu")
+    # Without a fused kernel torch's AdamW reads its step counters, which have no value here.
+    backend, steps = simulated_backend(device.backend), patch.object(_ADAM, "_get_value", lambda step: 1.0)
+    with backend, computing_as_simulated(here), simulated_attention(here, deterministic), steps:
         yield
 
 
@@ -259,8 +249,7 @@ def _execution_decisions(recipe: Recipe, world: int, device: torch.device) -> It
     mode = "on" if recipe.run.deterministic and backend.deterministic_mode else "off"
     asked = "it turns fused execution off" if recipe.run.deterministic and mode == "off" else ""
     yield Decision("torch's deterministic mode", mode, asked)
-    pins = "pinned" if backend.pins_memory else "pageable"
-    yield Decision("host memory of batches and saved state", pins)
+    yield Decision("host memory of batches and saved state", "pinned" if backend.pins_memory else "pageable")
 
 
 def _process_decisions(world: int, device: torch.device) -> Iterator[Decision]:

@@ -49,6 +49,10 @@ class _TimedRank:
     def where(self, wanted: Callable[[TraceEvent], bool]) -> NDArray[np.intp]:
         return np.array([index for index, event in enumerate(self.events) if wanted(event)], dtype=np.intp)
 
+    def numbers(self, indices: NDArray[np.intp], name: str) -> NDArray[np.float64]:
+        """One field of some events."""
+        return np.array([getattr(self.events[index], name) for index in indices], dtype=np.float64)
+
     def of_kind(self, kind: str, *phases: str) -> NDArray[np.intp]:
         """Indices of the events of a kind, in some phases or in all."""
         return self.where(lambda event: event.kind == kind and (not phases or event.phase in phases))
@@ -78,8 +82,7 @@ def _products(rank: _TimedRank, seconds: Seconds) -> None:
     for kind in (PRODUCT, FP8_PRODUCT):
         chosen = rank.of_kind(kind)
         if len(chosen):
-            shapes = np.array([rank.events[index].shape for index in chosen], dtype=np.float64)
-            seconds[chosen] = rank.operations.products(shapes, kind == FP8_PRODUCT)
+            seconds[chosen] = rank.operations.products(rank.numbers(chosen, "shape"), kind == FP8_PRODUCT)
 
 
 def _attention(rank: _TimedRank, seconds: Seconds) -> None:
@@ -89,9 +92,9 @@ def _attention(rank: _TimedRank, seconds: Seconds) -> None:
         (ATTENTION_BACKWARD, rank.operations.attention_backward),
     ):
         chosen = rank.of_kind(kind)
-        flops = np.array([rank.events[index].flops for index in chosen], dtype=np.float64)
+        flops = rank.numbers(chosen, "flops")
         # The plan's time is of the first pass; a repeated one takes as much again.
-        first = sum(rank.events[index].flops for index in chosen if not rank.events[index].recomputed)
+        first = flops[rank.numbers(chosen, "recomputed") == 0].sum()
         if first:
             seconds[chosen] = flops / first * each * rank.layers
 
@@ -106,7 +109,7 @@ def _other_kernels(rank: _TimedRank, seconds: Seconds) -> None:
     }
     for phases, budget in budgets.items():
         chosen = rank.of_kind(OTHERS, *phases)
-        sizes = np.array([rank.events[index].size for index in chosen], dtype=np.float64)
+        sizes = rank.numbers(chosen, "size")
         if len(chosen):
             seconds[chosen] = budget * sizes / sizes.sum()
 
@@ -115,7 +118,7 @@ def _messages(rank: _TimedRank, seconds: Seconds) -> None:
     times = rank.operations
     tensor = rank.where(lambda event: event.axis == "tensor" and event.size > _TINY)
     if len(tensor):
-        sizes = np.array([rank.events[index].size * rank.byte for index in tensor], dtype=np.float64)
+        sizes = rank.numbers(tensor, "size") * rank.byte
         halves = np.array([2 if rank.events[index].kind == "all_reduce" else 1 for index in tensor])
         seconds[tensor] = halves * times.tensor_halves(sizes)
     stages = rank.where(lambda event: event.is_between_stages)
@@ -287,29 +290,22 @@ def timeline_events(report: RankReport, timeline: RankTimeline) -> Iterator[dict
         yield {**_metadata(timeline.rank, number, "thread_sort_index", ""), "args": {"sort_index": number}}
     for of_pass, start, stop in timeline.passes:
         arguments = {"stage": of_pass.stage, "micro-batch": of_pass.micro_batch}
-        name = f"{of_pass.kind} {of_pass.micro_batch}"
-        yield {
-            **_complete(timeline.rank, tracks[_PASSES], start, stop),
-            "name": name,
-            "cat": of_pass.kind,
-            "args": arguments,
-        }
+        said = {"name": f"{of_pass.kind} {of_pass.micro_batch}", "cat": of_pass.kind, "args": arguments}
+        yield _complete(timeline.rank, tracks[_PASSES], start, stop, said)
     for placed in timeline.events:
-        yield {
-            **_complete(timeline.rank, tracks[placed.stream], placed.start, placed.stop),
-            **described(placed.event),
-        }
+        yield _complete(timeline.rank, tracks[placed.stream], placed.start, placed.stop, described(placed.event))
 
 
 def _metadata(rank: int, track: int, kind: str, name: str) -> dict[str, Any]:
     return {"ph": "M", "pid": rank, "tid": track, "name": kind, "args": {"name": name}}
 
 
-def _complete(rank: int, track: int, start: float, stop: float) -> dict[str, Any]:
+def _complete(rank: int, track: int, start: float, stop: float, said: dict[str, Any]) -> dict[str, Any]:
     return {
         "ph": "X",
         "pid": rank,
         "tid": track,
         "ts": start * _MICROSECONDS,
         "dur": (stop - start) * _MICROSECONDS,
+        **said,
     }

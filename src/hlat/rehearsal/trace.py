@@ -66,20 +66,14 @@ def _attended_shapes(packet: Any, tensors: tuple[Any, ...], args: tuple[Any, ...
     return [*queries, *((*queries[-1][:2], attended, shape[3]) for shape in (keys, values))]
 
 
-class FlopCounter:
-    """Adds up FLOPs in ``total``."""
-
-    def __init__(self) -> None:
-        self.total = 0
-
-    def observe(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
-        packet = _IN_PLACE.get(func._overloadpacket, func._overloadpacket)
-        if packet in _ATTENTION_FORWARD:
-            self.total += sdpa_flop_count(*_attended_shapes(packet, args[:3], args))
-        elif packet in _ATTENTION_BACKWARD:
-            self.total += sdpa_backward_flop_count(*_attended_shapes(packet, args[:4], args))
-        elif packet in flop_registry:
-            self.total += flop_registry[packet](*args, out_val=result)
+def operation_flops(func: Any, args: tuple[Any, ...], result: Any) -> int:
+    """FLOPs of an operation by its arguments; 0 for one without products."""
+    packet = _IN_PLACE.get(func._overloadpacket, func._overloadpacket)
+    if packet in _ATTENTION_FORWARD:
+        return int(sdpa_flop_count(*_attended_shapes(packet, args[:3], args)))
+    if packet in _ATTENTION_BACKWARD:
+        return int(sdpa_backward_flop_count(*_attended_shapes(packet, args[:4], args)))
+    return int(flop_registry[packet](*args, out_val=result)) if packet in flop_registry else 0
 
 
 ENDS = "embedding, norm and head"
@@ -138,7 +132,6 @@ class Trace:
     ) -> None:
         self.events: list[TraceEvent] = []
         self._axis_of, self._on_buffer = axis_of, on_buffer
-        self._flops = FlopCounter()
         self._computed = self._exchanged = ""  # module whose operations, or whose message, are next
         self._pass: LabelledPass | None = None
 
@@ -176,11 +169,9 @@ class Trace:
         return TraceEvent(phase, kind, module, of_pass=self._pass if phase in _PASSES else None, **values)
 
     def _add_operation(self, name: str, func: Any, args: tuple[Any, ...], result: Any) -> None:
-        before = self._flops.total
-        self._flops.observe(func, args, result)
         # Autograd runs backward with gradients disabled; recomputation enables them.
         again = current_phase() == "backward" and torch.is_grad_enabled()
-        if flops := self._flops.total - before:
+        if flops := operation_flops(func, args, result):
             kind, shape = _product(name, args)
             self.events.append(self._event(kind, self._computed, flops=flops, shape=shape, recomputed=again))
         elif moved := _moved_bytes(name, args, result):

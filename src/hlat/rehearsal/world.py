@@ -127,10 +127,11 @@ class Rehearsal:
 
         With a plan, times are those of the cost model, in microseconds. Without one, the unit is a place in the order.
         """
-        placed = zip(self.ranks, self.timelines, strict=self.plan is not None)
-        events = [event for report, timeline in placed for event in timeline_events(report, timeline)]
         if self.plan is None:
             events = [event for report in self.ranks for event in chrome_events(report.rank, report.trace)]
+        else:
+            placed = zip(self.ranks, self.timelines, strict=True)
+            events = [event for report, timeline in placed for event in timeline_events(report, timeline)]
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def to_dict(self) -> dict[str, Any]:
