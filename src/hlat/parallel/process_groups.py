@@ -1,6 +1,6 @@
-"""The process groups of a rank, the device mesh over them, and the collectives that they run.
+"""The process groups of a rank, the device mesh of its shards, and the collectives that they run.
 
-    layout, rank -> the groups this rank belongs to -> DeviceMesh (pp, dp, cp, tp)
+    layout, rank -> the groups this rank belongs to, of the axes pp, dp, cp, tp -> DeviceMesh of FSDP2's shards
     tensors, group -> all-gather, reduce-scatter under one name in all torch versions | all-reduce in buckets
     groups --try_groups, small collectives with known results--> nothing, or a LaunchError: group and operation
 
@@ -36,7 +36,6 @@ from hlat.runtime.terminal import TABLE_ROWS, listed
 class ProcessGroups:
     """Process groups of a rank; None for a group of one rank."""
 
-    mesh: DeviceMesh | None  # all ranks, on the axes pp, dp, cp, tp
     pipeline: ProcessGroup | None
     tensor: ProcessGroup | None
     context: ProcessGroup | None
@@ -49,7 +48,7 @@ class ProcessGroups:
     matrices: ProcessGroup | None = None
 
 
-SINGLE_PROCESS = ProcessGroups(None, None, None, None, None, None, None, None, None)
+SINGLE_PROCESS = ProcessGroups(None, None, None, None, None, None, None, None)
 
 
 def rank_groups(
@@ -107,14 +106,8 @@ def create_process_groups(
 
     # All ranks create groups in the same order, since the members of a group wait for each other. And torch names a
     # group by the number of groups its members created before, so a group of only some ranks (embedding) comes last.
-    axes = [create(ranks[axis]) for axis in AXES]
-    grid = torch.arange(layout.world).view(layout.sizes)
-    mesh = DeviceMesh.from_group(axes, device.type, mesh=grid, mesh_dim_names=AXES)
-    pipeline, data, context, tensor = (
-        mesh.get_group(axis) if size > 1 else None for axis, size in zip(AXES, layout.sizes, strict=True)
-    )
+    pipeline, data, context, tensor = map(unless_single, AXES)
     return ProcessGroups(
-        mesh=mesh,
         pipeline=pipeline,
         tensor=tensor,
         context=context,
@@ -231,12 +224,11 @@ def try_groups(groups: ProcessGroups, device: torch.device) -> None:
 
 
 def _named(groups: ProcessGroups) -> Iterator[tuple[str, ProcessGroup]]:
-    seen = set()
+    found: dict[int, tuple[str, ProcessGroup]] = {}
     for name in ("pipeline", "data", "context", "tensor", "gradients", "kv", "embedding"):
-        group = getattr(groups, name)
-        if group is not None and id(group) not in seen:
-            seen.add(id(group))
-            yield name, group
+        if (group := getattr(groups, name)) is not None:
+            found.setdefault(id(group), (name, group))
+    yield from found.values()
 
 
 def _try_operation(
