@@ -101,9 +101,8 @@ class Layout:
 
     def state_shards(self, rank: int) -> tuple[int, ...]:
         """Return the ranks of one replica, over which the state of ``rank`` is sharded (ZeRO 1 to 3)."""
-        size = self.data // self.replicas
-        replica = self.coordinates(rank).dp // size
-        return tuple(r for r in self.group(rank, "dp", "cp") if self.coordinates(r).dp // size == replica)
+        replica = self.state_replica(rank, True)
+        return tuple(r for r in self.group(rank, "dp", "cp") if self.state_replica(r, True) == replica)
 
     def state_shard(self, rank: int) -> int:
         """Return the index of a rank in its ``state_shards``."""
@@ -118,9 +117,8 @@ class Layout:
 
     def state_replicas(self, rank: int) -> tuple[int, ...]:
         """Return the ranks that store the same shard of the state as ``rank``, one per replica."""
-        size = self.data // self.replicas
-        index = self.coordinates(rank).dp % size
-        return tuple(r for r in self.group(rank, "dp") if self.coordinates(r).dp % size == index)
+        index = self.state_shard(rank)
+        return tuple(r for r in self.group(rank, "dp") if self.state_shard(r) == index)
 
     def tensor_subgroup(self, rank: int, count: int) -> tuple[int, ...]:
         """Return the ``count`` neighbouring ranks of the tensor group that include ``rank``."""

@@ -101,14 +101,11 @@ class MatrixPlan:
                 return MatrixWindow(block, layout.first_column, layout.columns[0])
         return None
 
-    def contributes(self, rank: int, owner: int) -> bool:
-        """True if an owner gathers from a rank: one of its own replica of the state."""
-        layout, sharded = self._step.layout, self._step.sharded
-        return layout.state_replica(rank, sharded) == layout.state_replica(owner, sharded)
-
     def sent(self, matrix: Matrix, source: int) -> MatrixWindow | None:
         """Return what a rank sends to the owner of a matrix; None if nothing."""
-        if not self.contributes(source, self.members[matrix.owner]):
+        # An owner gathers from its own replica of the state.
+        layout, sharded, owner = self._step.layout, self._step.sharded, self.members[matrix.owner]
+        if layout.state_replica(source, sharded) != layout.state_replica(owner, sharded):
             return None
         # Of several copies of a section only the first is sent.
         section = self.section(matrix, source)
@@ -209,9 +206,10 @@ class MatrixExchange:
             parameter, tensor = local[part[0].parameter]
             return parameter.row_views(part[1].block, tensor)
 
-        owned = [matrix for matrix in matrices if matrix.owner == self._rank]
-        to_owners = self._by_member(lambda owner: self._parts(matrices, owner, self._rank, plan.sent))
-        from_ranks = self._by_member(lambda source: self._parts(matrices, self._rank, source, plan.sent))
+        here, members = self._rank, range(len(plan.members))
+        owned = [matrix for matrix in matrices if matrix.owner == here]
+        to_owners = [self._parts(matrices, owner, here, plan.sent) for owner in members]
+        from_ranks = [self._parts(matrices, here, source, plan.sent) for source in members]
         received = self._exchange(_pack(to_owners, views, example), to_owners, from_ranks)
         whole = {matrix.name: example.new_empty(matrix.rows, matrix.columns) for matrix in owned}
         _unpack(received, from_ranks, lambda part: [_window(whole[part[0].name], part[1])])
@@ -219,14 +217,11 @@ class MatrixExchange:
         del received
         for matrix in owned:
             whole[matrix.name] = function(matrix.name, whole[matrix.name])
-        to_ranks = self._by_member(lambda member: self._parts(matrices, self._rank, member, plan.section))
-        from_owners = self._by_member(lambda owner: self._parts(matrices, owner, self._rank, plan.section))
+        to_ranks = [self._parts(matrices, here, member, plan.section) for member in members]
+        from_owners = [self._parts(matrices, owner, here, plan.section) for owner in members]
         returned = _pack(to_ranks, lambda part: [_window(whole[part[0].name], part[1])], example)
         whole.clear()
         _unpack(self._exchange(returned, to_ranks, from_owners), from_owners, views)
-
-    def _by_member(self, parts: Callable[[int], list[Part]]) -> list[list[Part]]:
-        return [parts(index) for index in range(len(self._plan.members))]
 
     def _parts(
         self,

@@ -73,14 +73,12 @@ class Outbox:
             # pair in 2.12.
             (work,) = _batch_p2p([each])
             self._pending.append((work, each.tensor))
-        self._wait_for_all_but(PENDING_SENDS)
+        self.wait(PENDING_SENDS)
         return []
 
-    def wait(self) -> None:
-        self._wait_for_all_but(0)
-
-    def _wait_for_all_but(self, count: int) -> None:
-        while len(self._pending) > count:
+    def wait(self, most: int = 0) -> None:
+        """Wait for the oldest sends until at most so many are left."""
+        while len(self._pending) > most:
             work, _ = self._pending.popleft()
             work.wait()
 

@@ -310,12 +310,6 @@ def weight_peak(block: BlockTensors) -> Peak:
     # block (activation_checkpointing/recomputation.py), so that most of it is alive at the last products; by then the
     # gradients by outputs and the inputs of the parameters before them are gone.
     tape = BlockTape(block, keeps_recomputed=True)
-    _weights_of_attention(tape, block)
-    _weights_of_feed_forward(tape, block)
-    return tape.peak
-
-
-def _weights_of_attention(tape: BlockTape, block: BlockTensors) -> None:
     tape.need("attention_input")
     _norm_by_weight(tape, block, "attention_norm_scale", "attention_norm_weight_copy")
     tape.need("qkv")  # recomputed with its weights' copies, which a product unpacks although only its input is needed
@@ -325,9 +319,6 @@ def _weights_of_attention(tape: BlockTape, block: BlockTensors) -> None:
     _product_by_weight(tape, block, "qkv", "attention_input", by_output)
     tape.need("attention_output")
     _product_by_weight(tape, block, "output", "", (block.inside,))
-
-
-def _weights_of_feed_forward(tape: BlockTape, block: BlockTensors) -> None:
     tape.need("residual")
     tape.need("feed_forward_input")
     _norm_by_weight(tape, block, "feed_forward_norm_scale", "feed_forward_norm_weight_copy")
@@ -337,6 +328,7 @@ def _weights_of_feed_forward(tape: BlockTape, block: BlockTensors) -> None:
     tape.need("inner")
     tape.need("down_weight_copy")
     _product_by_weight(tape, block, "down", "inner", (block.inside,))
+    return tape.peak
 
 
 def _norm_by_weight(tape: BlockTape, block: BlockTensors, scale: str, weight: str) -> None:

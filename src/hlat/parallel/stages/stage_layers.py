@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
+from itertools import accumulate
 from math import inf
 from typing import Any
 
@@ -36,8 +37,7 @@ _PASSES = 3  # forward and backward, in units of the forward FLOPs
 def stage_layers(step: StepShape) -> list[range]:
     """Return the layers of each stage: ``parallel.split`` of the recipe, or balanced automatically."""
     counts = step.parallel.split or _balanced(step)
-    stops = [sum(counts[: index + 1]) for index in range(len(counts))]
-    return [range(stop - count, stop) for count, stop in zip(counts, stops, strict=True)]
+    return [range(stop - count, stop) for count, stop in zip(counts, accumulate(counts), strict=True)]
 
 
 def rank_model_shards(step: StepShape, rank: int) -> list[ModelShard]:
@@ -161,17 +161,11 @@ class _Assignment:
             self._bytes[key] = self._stages.need(*key)
         return self._bytes[key]
 
-    def assign(
-        self,
-        layers: int,
-        cost: Callable[..., Any],
-        slowest_rank: float = inf,
-        slowest_stage: float = inf,
-        fullest: float = inf,
-    ) -> Any:
+    def assign(self, layers: int, cost: Callable[..., Any], *limits: float) -> Any:
         """Assign all layers anew, each to the stage with the lowest ``cost(stage, 1)``; return the largest cost.
 
-        Of equal costs the first stage gets the layer. Fewer layers are assigned if the limits do not allow more.
+        Of equal costs the first stage gets the layer. Fewer layers are assigned if the ``limits`` do not allow more:
+        times of the slowest rank and of the slowest stage, bytes of the fullest rank.
         """
         stages = range(len(self._stages.ranks))
         self.counts = [1] * len(stages)
@@ -186,13 +180,13 @@ class _Assignment:
             current = cost(stage, 1)
             if current != queued:  # another stage of its rank has got a layer meanwhile
                 heappush(heap, (current, stage))
-            elif self._fits(stage, slowest_rank, slowest_stage, fullest):
+            elif self._fits(stage, *limits):
                 self.counts[stage] += 1
                 self._layers_of_ranks[self._stages.ranks[stage]] += 1
                 remaining -= 1
                 heappush(heap, (cost(stage, 1), stage))
         return max(cost(stage) for stage in stages)
 
-    def _fits(self, stage: int, slowest_rank: float, slowest_stage: float, fullest: float) -> bool:
+    def _fits(self, stage: int, slowest_rank: float = inf, slowest_stage: float = inf, fullest: float = inf) -> bool:
         in_time = self.rank_time(stage, 1) <= slowest_rank and self.stage_time(stage, 1) <= slowest_stage
         return in_time and (fullest == inf or self.bytes(stage, 1) <= fullest)

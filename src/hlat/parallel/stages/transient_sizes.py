@@ -8,7 +8,6 @@
 of times, so the counts are cached.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -178,7 +177,7 @@ def block_bytes(passed: Passed, kernels: EagerKernels, cast: float, kept: float)
         keys=keys,
         inner=size * axis_share(config, Axis.INNER, tensor),
         item=item,
-        weights=_weights(config, lambda spec: element_share(config, spec, tensor)),
+        weights=_weights(config, tensor),
         gathers=gathers,
         reduces=tensor > 1 and not gathers,
         reorders=micro_batch > 1,
@@ -211,11 +210,11 @@ def _names(config: ModelConfig, step: str) -> set[str]:
     return tensors | {f"{parameter.step}_weight_copy" for parameter in spec.block if parameter.freed_by == step}
 
 
-def _weights(config: ModelConfig, elements: Callable[..., float]) -> dict[str, tuple[float, ...]]:
+def _weights(config: ModelConfig, count: int) -> dict[str, tuple[float, ...]]:
     """Elements of each weight of a block's matrix products on a rank, in the order of backward."""
     found: dict[str, tuple[float, ...]] = {}
     for parameter in model_spec(config).block:
-        size = sum(elements(tensor) for tensor in parameter.tensors if tensor.is_hidden_matrix)
+        size = sum(element_share(config, tensor, count) for tensor in parameter.tensors if tensor.is_hidden_matrix)
         if size:
             found[parameter.step] = (size, *found.get(parameter.step, ()))
     return found
