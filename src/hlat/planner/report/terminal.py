@@ -42,7 +42,7 @@ _CELLS: dict[str, Cell] = {
     "cp": _value_of("context"),
     "v": _value_of("virtual_stages"),
     "schedule": lambda planned, said: (
-        _SHORT_SCHEDULES.get(said["schedule"], said["schedule"]) if said["pipeline"] > 1 else ""
+        _SHORT_SCHEDULES.get(planned.candidate.schedule, planned.candidate.schedule) if said["pipeline"] > 1 else ""
     ),
     "zero": lambda planned, said: f"{said['zero']}" + (f" x{said['replicas']}" if said["replicas"] > 1 else ""),
     "mbs": _value_of("micro_batch"),
