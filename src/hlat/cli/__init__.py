@@ -149,17 +149,14 @@ def _ask_for_json(wanted: bool) -> None:
 
 def _versions() -> str:
     import platform
-    from importlib.metadata import PackageNotFoundError, version
     from pathlib import Path
 
     import hlat
     from hlat.runtime.backend.table import driver_versions
+    from hlat.runtime.version import installed_version
 
-    try:
-        # torch is not imported, which takes a second, and no device is opened.
-        torch = version("torch")
-    except PackageNotFoundError:
-        torch = "not installed"
+    # torch is not imported, which takes a second, and no device is opened.
+    torch = installed_version("torch") or "not installed"
     drivers = [f"{name} (driver {number})" for name, number in driver_versions().items()]
     package = Path(hlat.__file__).parent
     pages = (folder / "docs" / "README.md" for folder in (package, package.parents[1]))  # installed, or a checkout

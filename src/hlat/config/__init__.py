@@ -33,7 +33,7 @@ __getattr__ = lazily(
         "load": "load_recipe model_section numbers_with_units parse_recipe",
         "model_base": "PRESETS model_differences near_presets preset_called",
         "model_files": "hf_to_model",
-        "notes": "SettingNote odd_settings recipe_notes",
+        "notes": "SettingNote odd_settings",
         "nxdt.recipes": "recipe_from_nxdt",
         "recipe": "BatchSchedule Recipe recipe_schema",
         "stages": "StagePlace changeable in_stage",

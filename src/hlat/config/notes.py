@@ -53,11 +53,6 @@ def odd_settings(recipe: Recipe) -> Iterator[SettingNote]:
         yield from (SettingNote(rule.name, where + text, rule.usual) for rule, text in found)
 
 
-def recipe_notes(recipe: Recipe) -> Iterator[str]:
-    """Yield the notes of ``odd_settings`` as text."""
-    yield from map(str, odd_settings(recipe))
-
-
 def _learning_rate(recipe: Recipe) -> Iterator[str]:
     optimizer = recipe.optimizer
     rates = {"optimizer.lr": optimizer.lr, "optimizer.adamw_lr": getattr(optimizer, "adamw_lr", None)}

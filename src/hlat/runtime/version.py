@@ -7,11 +7,10 @@ no such file, as from an index of one's own   -> the requirements of the extras,
 import json
 import re
 import shlex
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote, urlsplit
 
 from hlat.runtime.urls import redact
 
@@ -21,6 +20,14 @@ _PROJECT = Path(__file__).parents[3]
 
 
 _OF_EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
+
+
+def installed_version(package: str) -> str:
+    """Return the version of a package, which is not imported; empty if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def install_command(*extras: str) -> str:
@@ -46,7 +53,7 @@ def _same_again(origin: dict[str, Any], names: str) -> str:
     url = redact(str(origin["url"]))
     if "dir_info" in origin:
         editable = "-e " if origin["dir_info"].get("editable") else ""
-        return f"{editable}{shlex.quote(f'{url2pathname(urlsplit(url).path)}[{names}]')}"
+        return f"{editable}{shlex.quote(f'{unquote(urlsplit(url).path)}[{names}]')}"
     if "vcs_info" in origin:
         url = f"{origin['vcs_info']['vcs']}+{url}@{origin['vcs_info']['commit_id']}"
     return shlex.quote(f"hlat[{names}] @ {url}")

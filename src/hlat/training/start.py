@@ -33,13 +33,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from hlat.checkpoint import software_versions
-from hlat.config import Recipe, own_parts, recipe_notes, short
+from hlat.config import Recipe, odd_settings, own_parts, short
 from hlat.hardware import device_chip, load_catalog
 from hlat.model import count_parameters, deterministic_by_default
 from hlat.parallel import decide_compilation
@@ -59,6 +58,7 @@ from hlat.runtime.storage.run_folder import (
 )
 from hlat.runtime.terminal import TABLE_ROWS, first_of, is_verbose, plural
 from hlat.runtime.urls import redact, redact_json, redact_value
+from hlat.runtime.version import installed_version
 from hlat.tracking import EventLog, OtherRankTracker, Tracker, read_valid_records
 from hlat.training.interruptions import report_tier_notes
 from hlat.training.run_state import RunState, report_damaged
@@ -261,13 +261,7 @@ def _changed_fields(before: dict[str, Any], now: dict[str, Any], prefix: str = "
 
 
 def _package_versions() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {name: found for name in _PACKAGES if (found := installed_version(name))}
 
 
 def _git_record() -> dict[str, str] | None:
@@ -420,7 +414,7 @@ def _report_notes(state: RunState, tracker: Tracker | OtherRankTracker) -> None:
             "precision.rounding=hardware: the device rounds every conversion to bf16 stochastically, with random "
             "numbers that no checkpoint has: a resumed run is not bitwise the one that was not interrupted"
         )
-    for warning in recipe_notes(recipe):
+    for warning in odd_settings(recipe):
         tracker.warn(str(warning))
     for note in state.training_data.notes:
         tracker.message(note)

@@ -24,13 +24,13 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
 from hlat.runtime.backend.base import FLEX, AllocatorUse, AttentionHeads, Backend, Collectives, Compiler
 from hlat.runtime.backend.faults import HangLimits
 from hlat.runtime.backend.table import driver_versions
+from hlat.runtime.version import installed_version
 
 Capability = tuple[int, int]  # compute capability: (8, 9) is Ada, (9, 0) Hopper; on AMD (9, 4) is an MI300
 
@@ -241,12 +241,8 @@ class CudaBackend(Backend):
         return ""
 
     def compiler_versions(self, device: torch.device) -> dict[str, str]:
-        try:
-            triton = version("triton")
-        except PackageNotFoundError:
-            triton = ""
         toolkit = str(torch.version.cuda or torch.version.hip)
-        return super().compiler_versions(device) | {"CUDA or ROCm": toolkit, "Triton": triton}
+        return super().compiler_versions(device) | {"CUDA or ROCm": toolkit, "Triton": installed_version("triton")}
 
     def compile_obstacle(self, device: torch.device) -> str:
         return self._capabilities(device).compile_obstacle

@@ -10,7 +10,6 @@ the variables of the runtime that hlat reads or sets, or that a user may want to
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ import torch
 from hlat.runtime.backend.base import AttentionHeads, Backend, Collectives
 from hlat.runtime.backend.table import driver_versions
 from hlat.runtime.errors import LaunchError
+from hlat.runtime.version import installed_version
 
 # The hypervisor of EC2 writes the instance type here, for releases whose devices do not report it.
 PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")
@@ -106,13 +106,9 @@ class NeuronBackend(Backend):
         return ""  # uncompiled, every operation is launched alone, at its own cost
 
     def compiler_versions(self, device: torch.device) -> dict[str, str]:
-        found = super().compiler_versions(device)
-        for package in _COMPILER_PACKAGES:
-            try:
-                found[package] = version(package)
-            except PackageNotFoundError:  # a release that names it otherwise
-                found[package] = ""
-        return found
+        # Empty for a release that names a package otherwise.
+        packages = {package: installed_version(package) for package in _COMPILER_PACKAGES}
+        return super().compiler_versions(device) | packages
 
     def _expected_attention(self, heads: AttentionHeads, deterministic: bool, device: torch.device) -> str:
         return "overrideable"  # a fused kernel of the device's package, say users of the beta; not verified

@@ -8,9 +8,10 @@ purpose. One test resolves all of them, another finds private names in the code 
 """
 
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from inspect import signature
 from typing import Any
+
+from hlat.runtime.version import installed_version
 
 TESTED_RELEASES = ("2.11", "2.13", "2.14")  # releases that passed the complete test suite
 
@@ -55,7 +56,7 @@ def shapes_of_overrideable_backward() -> Any:
 
 def untested_torch_warning(installed: str | None = None) -> str:
     """Return a warning for an untested release such as ``2.13.0+cpu``; None reads the installed one without torch."""
-    installed = installed or _installed()
+    installed = installed or installed_version("torch")
     if not installed or _release(installed) in TESTED_RELEASES:
         return ""
     *others, last = TESTED_RELEASES
@@ -67,19 +68,12 @@ def untested_torch_warning(installed: str | None = None) -> str:
 
 def split_backward_problem(installed: str | None = None) -> str:
     """Return why this release cannot compute a pipeline's gradients by weight apart; empty if it can."""
-    release = _release(installed or _installed())
+    release = _release(installed or installed_version("torch"))
     if release not in ("2.11", "2.12"):
         return ""
     # The loss is such a function. 2.12.1 was tried: the first step of zbv on two ranks raises an error, in the backward
     # pass by weight of the last stage. 2.13 also corrects weights that a stage uses several times; models have none.
     return f"PyTorch {release} cannot split the backward pass at functions of Python."
-
-
-def _installed() -> str:
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return ""
 
 
 def _release(installed: str) -> str:
