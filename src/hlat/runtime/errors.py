@@ -104,10 +104,11 @@ def first_line(error: BaseException) -> str:
 
 def error_class(name: str, exit_code: int) -> type[HlatError]:
     """Return the class of another process's error: by name, else by exit code; or LaunchError."""
-    known = {kind.__name__: kind for kind in _subclasses(HlatError) if kind.__module__ == __name__}
+    known = {kind.__name__: kind for kind in subclasses(HlatError) if kind.__module__ == __name__}
     by_code = {3: StorageError, 4: NumericsError, 5: CorruptionError}
     return known.get(name) or by_code.get(exit_code, LaunchError)
 
 
-def _subclasses(kind: type[HlatError]) -> list[type[HlatError]]:
-    return [each for child in kind.__subclasses__() for each in (child, *_subclasses(child))]
+def subclasses(kind: type[HlatError]) -> list[type[HlatError]]:
+    """Return all classes of errors below one, of the modules that are imported."""
+    return [each for child in kind.__subclasses__() for each in (child, *subclasses(child))]

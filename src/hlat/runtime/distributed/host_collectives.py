@@ -35,7 +35,7 @@ import torch.distributed as dist
 
 from hlat.runtime.distributed.sendable_types import sendable
 from hlat.runtime.distributed.wire_format import MalformedMessage, decode, encode
-from hlat.runtime.errors import HlatError, LaunchError
+from hlat.runtime.errors import HlatError, LaunchError, subclasses
 
 T = TypeVar("T")
 
@@ -105,19 +105,12 @@ class _Failure:
 
     def error(self, message: str | None = None) -> HlatError:
         # Only imported types: a message must not make this process import anything.
-        known = _errors(HlatError)
+        known = {kind.__name__: kind for kind in subclasses(HlatError)}
         kind = next((known[name] for name in self.kinds if name in known), HlatError)
         error = kind.__new__(kind, message or self.message)
         vars(error).update(self.attributes)
         error.from_rank = self.rank
         return error
-
-
-def _errors(kind: type[HlatError]) -> dict[str, type[HlatError]]:
-    found = {kind.__name__: kind}
-    for special in kind.__subclasses__():
-        found |= _errors(special)
-    return found
 
 
 def _may_be_sent(value: object) -> bool:
