@@ -40,7 +40,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from hlat.runtime import errors
 from hlat.runtime.backend.table import is_device_file
@@ -186,7 +186,9 @@ class Channel:
 class HelperProcess:
     """The helper process, as its parent sees it; ``name`` is for messages."""
 
-    def __init__(self, name: str, channel: Channel, process: "_Process", progress: ProgressRecord) -> None:
+    def __init__(
+        self, name: str, channel: Channel, process: "subprocess.Popen[bytes] | _ForkedProcess", progress: ProgressRecord
+    ) -> None:
         self.channel, self._name, self._process, self._progress = channel, name, process, progress
         self.pid = process.pid  # process id of the helper
 
@@ -323,16 +325,6 @@ def start_program(
     helper = HelperProcess(name, Channel(ours), process, progress)
     helper.send((work, arguments))
     return helper
-
-
-class _Process(Protocol):
-    pid: int
-
-    def poll(self) -> int | None: ...
-
-    def wait(self) -> int: ...
-
-    def kill(self) -> None: ...
 
 
 class _ForkedProcess:
