@@ -93,8 +93,6 @@ def interface_of(address: str) -> str | None:
     """Name of the interface that has an address; None if there is none, or the system does not report it."""
     if is_loopback(address):
         return "lo0" if sys.platform == "darwin" else "lo"
-    if sys.platform != "linux":
-        return None
     wanted = ipaddress.ip_address(address.partition("%")[0])
     return next((name for name, found in _interfaces() if found == wanted), None)
 
@@ -102,14 +100,14 @@ def interface_of(address: str) -> str | None:
 def own_addresses() -> dict[str, list[str]]:
     """Return this machine's addresses by network interface; empty where the system does not report them."""
     found: dict[str, list[str]] = {}
-    for name, address in _interfaces() if sys.platform == "linux" else ():
+    for name, address in _interfaces():
         found.setdefault(name, []).append(str(address))
     return found
 
 
 def address_of(interface: str) -> str | None:
     """Address of a network interface, IPv4 first; None if unknown."""
-    found = [address for name, address in _interfaces() if name == interface] if sys.platform == "linux" else []
+    found = [address for name, address in _interfaces() if name == interface]
     return str(min(found, key=lambda address: address.version)) if found else None
 
 
@@ -138,6 +136,8 @@ def _interfaces() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6A
     import array  # noqa: PLC0415  (few runs need it)
     import fcntl  # noqa: PLC0415
 
+    if sys.platform != "linux":  # which does not report them in this way
+        return
     names = array.array("B", bytes(256 * _ENTRY))  # SIOCGIFCONF reports IPv4 only; IPv6 follows from /proc
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         answer = fcntl.ioctl(asking, _GET_ADDRESSES, struct.pack("iL", len(names), names.buffer_info()[0]))

@@ -136,11 +136,6 @@ def _read(tree: Any, blobs: list[bytes]) -> Any:
     return _READERS[tag](content, blobs)
 
 
-def _read_path(content: Any, blobs: list[bytes]) -> Path:
-    _expect(isinstance(content, str))
-    return Path(content)
-
-
 def _read_array(content: Any, blobs: list[bytes]) -> Any:
     name, shape, index = content
     _expect(name in _ARRAYS)
@@ -168,7 +163,7 @@ def _read_object(content: Any, blobs: list[bytes]) -> Any:
 _COLLECTIONS: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 _READERS: dict[str, Callable[[Any, list[bytes]], Any]] = {
     "map": lambda content, blobs: {_read(key, blobs): _read(item, blobs) for key, item in content},
-    "path": _read_path,
+    "path": lambda content, blobs: Path(content),
     "dtype": lambda content, blobs: _DTYPES[content],
     "bytes": lambda content, blobs: blobs[content],
     "array": _read_array,
