@@ -18,7 +18,7 @@ draws the same numbers as one that was never interrupted.
 import math
 import random
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -81,11 +81,6 @@ def _uniforms(*words: torch.Tensor) -> torch.Tensor:
     return torch.stack(words).to(torch.float64).add_(0.5).mul_(2.0**-32)
 
 
-def _spans(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    for begin in range(start, stop, 4 * _CHUNK):
-        yield begin, min(begin + 4 * _CHUNK, stop)
-
-
 def normal_range(key: int, start: int, stop: int) -> torch.Tensor:
     """Standard normals of the elements ``start <= index < stop`` of a stream: float32, on the CPU."""
     # On the CPU, so that every device starts from the same bits.
@@ -99,7 +94,7 @@ def normal_range(key: int, start: int, stop: int) -> torch.Tensor:
 
     # Each thread computes spans of its own. Threads that share each of the hundreds of operations of a span would wait
     # for each other after each, which takes minutes where another program has one of the cores.
-    spans = list(_spans(start, stop))
+    spans = [(begin, min(begin + 4 * _CHUNK, stop)) for begin in range(start, stop, 4 * _CHUNK)]
     if len(spans) <= 1 or torch.get_num_threads() == 1:
         for span in spans:
             fill(span)

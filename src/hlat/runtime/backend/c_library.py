@@ -25,8 +25,8 @@ import subprocess
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -87,15 +87,6 @@ class CachedLibrary:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the lock within the block, or enter without it when the time is over."""
-        self.lock()
-        try:
-            yield
-        finally:
-            self.unlock()
 
     def working_folder(self) -> "tempfile.TemporaryDirectory[str]":
         """Make a folder for the compiler, beside the library.
@@ -260,9 +251,12 @@ def _library(compiler: str, options: Sequence[str], source: Path) -> ctypes.CDLL
         with suppress(CompilationFailed, OSError):
             if cached.is_whole():
                 return ctypes.CDLL(str(cached.path))
-            with cached.locked():
+            cached.lock()  # or go on without it when the time is over
+            try:
                 if not cached.is_whole():
                     _Compilation(compiler, options, source, cached).finish()
+            finally:
+                cached.unlock()
             return ctypes.CDLL(str(cached.path))
     # No cache: a private folder.
     return _Compilation(compiler, options, source, None).load()

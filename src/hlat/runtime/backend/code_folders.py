@@ -211,13 +211,8 @@ def compile_cache_folders(device_type: str, base: str | Path | None, rank: int) 
         if base is None and given is not None:
             folders[variable] = Path(given).absolute() / own
         else:
-            folders[variable] = (
-                (
-                    Path(base) if base is not None else Path(tempfile.gettempdir()) / f"hlat-compiled-{os.getuid()}"
-                ).absolute()
-                / own
-                / name
-            )
+            chosen = base if base is not None else Path(tempfile.gettempdir()) / f"hlat-compiled-{os.getuid()}"
+            folders[variable] = Path(chosen).absolute() / own / name
     return folders
 
 

@@ -64,6 +64,7 @@ _TRANSIENT_ERRNO = {
     errno.ENETRESET, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EPIPE,
     errno.ESTALE, getattr(errno, "EREMOTEIO", errno.EIO),
 }  # fmt: skip
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _AGAIN = {408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524, 529, 598, 599}
 _UNKNOWN_HOST = {
     number
@@ -112,7 +113,7 @@ def _kind(chain: list[BaseException], names: set[str], status: int | None) -> Fa
 def _reason(chain: list[BaseException], names: set[str], status: int | None) -> str:
     text = next((line for exception in chain if (line := _on_one_line(exception))), type(chain[0]).__name__)
     if status is not None:
-        code = next(filter(None, map(_code, chain)), None) or _phrase(status)
+        code = next(filter(None, map(_code, chain)), None) or _PHRASES.get(status, "")
         return f"HTTP {status} {code}".strip()
     if _unknown_host(chain):
         return "its name does not resolve (no network, or no such host)"
@@ -148,10 +149,6 @@ def _code(error: BaseException) -> str | None:
     response = getattr(error, "response", None)
     code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
     return str(code) if code and not str(code).isdigit() else None
-
-
-def _phrase(status: int) -> str:
-    return HTTPStatus(status).phrase if status in {known.value for known in HTTPStatus} else ""
 
 
 def _unknown_host(chain: list[BaseException]) -> bool:
