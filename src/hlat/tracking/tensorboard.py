@@ -159,48 +159,34 @@ class TensorBoard:
     def __init__(self, folder: Path, *, start_step: int) -> None:
         self._folder = folder
         self._move = ""
-        self._writer = self._open(start_step)
+        self._open(start_step)
 
     def rewind(self, step: int) -> None:
         self.close()
-        self._writer = self._open(step)
+        self._open(step)
 
     def log(self, metrics: Metrics) -> None:
         with as_storage_error(self._folder, "write TensorBoard events"):
-            self._move = self._writer.add(metrics["step"], scalars(metrics)) or self._move
+            self._move = self._file.follow() or self._move
+            write_record(self._file, scalars_event(time.time(), metrics["step"], scalars(metrics)))
 
     def notes(self) -> list[TrackerNote]:
         move, self._move = self._move, ""
-        return [moved_note(f"{self._folder.name}/{self._writer.name}", move)] if move else []
+        return [moved_note(f"{self._folder.name}/{self._name}", move)] if move else []
 
     def close(self, failed: bool = False) -> None:
-        self._writer.close()
+        self._file.close()
 
-    def _open(self, step: int) -> "_EventFile":
+    def _open(self, step: int) -> None:
+        """Begin a file, which supersedes the scalars of others in the folder for steps after ``step``."""
         with as_storage_error(self._folder, "write TensorBoard events"):
             self._folder.mkdir(exist_ok=True)
             start = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-            name = f"{start}.{next(_FILES):06d}"  # TensorBoard reads files in the order of their names
-            return _EventFile(self._folder / name, step)
-
-
-class _EventFile:
-    """Event file that supersedes the scalars of other files in its folder for steps after ``step``."""
-
-    def __init__(self, path: Path, step: int) -> None:
-        self.name, self._file = path.name, AppendedFile(path)
-        try:
-            write_record(self._file, version_event(time.time(), step + 1))
-            write_record(self._file, start_event(time.time(), step + 1))
-        except BaseException:
-            self.close()
-            raise
-
-    def add(self, step: int, values: dict[str, float]) -> str:
-        """Write the scalars of a step as one record; return what was done if the file was moved."""
-        move = self._file.follow()
-        write_record(self._file, scalars_event(time.time(), step, values))
-        return move
-
-    def close(self) -> None:
-        self._file.close()
+            self._name = f"{start}.{next(_FILES):06d}"  # TensorBoard reads files in the order of their names
+            self._file = AppendedFile(self._folder / self._name)
+            try:
+                write_record(self._file, version_event(time.time(), step + 1))
+                write_record(self._file, start_event(time.time(), step + 1))
+            except BaseException:
+                self.close()
+                raise
