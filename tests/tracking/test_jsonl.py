@@ -9,6 +9,7 @@ import resource
 import signal
 import struct
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def test_a_file_truncated_anywhere_opens_with_exactly_its_complete_lines(
     cut = data.draw(st.integers(0, len(whole)))
     path = tmp_path_factory.mktemp("cut") / "lines.jsonl"
     path.write_bytes(whole[:cut])
-    with JsonLines(path) as file:
+    with closing(JsonLines(path)) as file:
         file.append({"last": 1})
     # A line that lacks only its newline is complete.
     kept = whole[: cut + 1] if decode_record(whole[:cut].rpartition(b"\n")[2]) is not None else whole[:cut]
@@ -114,7 +115,7 @@ def test_a_file_truncated_anywhere_opens_with_exactly_its_complete_lines(
 def test_an_incomplete_line_longer_than_the_read_block_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_bytes(encode({"a": 1}) + b'{"b": "' + b"x" * 200_000)
-    with JsonLines(path):
+    with closing(JsonLines(path)):
         pass
     assert path.read_bytes() == encode({"a": 1})
 
@@ -122,7 +123,7 @@ def test_an_incomplete_line_longer_than_the_read_block_is_cut_off(tmp_path: Path
 def test_zeros_at_the_end_after_a_power_failure_are_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_bytes(encode({"a": 1}) + bytes(4096))
-    with JsonLines(path) as file:
+    with closing(JsonLines(path)) as file:
         file.append({"b": 2})
     assert read_records(path) == [{"a": 1}, {"b": 2}]
 
@@ -145,7 +146,7 @@ def test_a_full_disk_is_a_storage_error_that_names_file_and_remedy() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     with (
-        JsonLines(Path("/dev/full")) as file,
+        closing(JsonLines(Path("/dev/full"))) as file,
         pytest.raises(StorageError, match=r"/dev/full: cannot write: No space left on device\. Free space"),
     ):
         file.append({"a": 1})
@@ -161,7 +162,7 @@ def test_a_disk_that_fills_up_within_a_line_keeps_the_lines_before_it(tmp_path: 
         try:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (250, 250))
-            with JsonLines(path) as file:
+            with closing(JsonLines(path)) as file:
                 file.append({"a": "x" * 80})
                 file.append({"a": "x" * 80})
                 try:
@@ -207,7 +208,7 @@ def test_several_writers_lose_no_line_when_some_are_killed(tmp_path: Path) -> No
     for writer in range(4):
         child = os.fork()
         if child == 0:
-            with JsonLines(path) as file:
+            with closing(JsonLines(path)) as file:
                 for number in itertools.count() if writer == 0 else range(200):  # the first writer is killed later
                     file.append({"writer": writer, "number": number, "text": "x" * 5000})
                     (tmp_path / f"done-{writer}").write_text(str(number))
@@ -231,7 +232,7 @@ def test_a_writer_stopped_within_a_line_blocks_others_only_briefly(
 ) -> None:
     path = tmp_path / "lines.jsonl"
     monkeypatch.setattr("hlat.tracking.jsonl._PATIENCE", 0.1)
-    with path.open("ab") as stopped, JsonLines(path) as file:
+    with path.open("ab") as stopped, closing(JsonLines(path)) as file:
         fcntl.flock(stopped, fcntl.LOCK_EX)
         file.append({"a": 1})
     assert read_records(path) == [{"a": 1}]

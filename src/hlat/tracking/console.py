@@ -234,15 +234,10 @@ def make_console(config: TrackingConfig, stream: TextIO | None, *, total_steps: 
     """Return the recipe's console; ``auto`` and ``rich`` are the progress bar if the stream is a terminal."""
     stream = stream or sys.stdout
     kind = console_kind(config, stream)
-    if kind == "none":
-        return Console()
-    if kind == "warnings":
-        return WarningsConsole(stream)
-    if kind == "plain":
-        return PlainConsole(stream)
-    if kind == "json":
-        return JsonConsole(stream)
-    return ProgressBarConsole(stream, total_steps=total_steps, start_step=start_step)
+    if kind == "rich":
+        return ProgressBarConsole(stream, total_steps=total_steps, start_step=start_step)
+    of_lines = {"warnings": WarningsConsole, "plain": PlainConsole, "json": JsonConsole}
+    return of_lines[kind](stream) if kind in of_lines else Console()
 
 
 class WarningsConsole(_LineConsole):

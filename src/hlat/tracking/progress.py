@@ -14,7 +14,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import TextIO
 
 from hlat.config import TrackingConfig
@@ -182,18 +182,20 @@ def show_data_progress(stream: TextIO, say: Callable[[str], None]) -> Iterator[P
         line.show(progress.render)
         yield progress
         line.show(StageLine("checking data"))
-    elif draws_lines(stream):
-        with closing(BottomLine(stream, progress.render)):
-            yield progress
     else:
-        yield _printing(progress, say)
+        with _shown(progress, stream, say) as report:
+            yield report
 
 
-@contextmanager
-def show_progress(stream: TextIO, say: Callable[[str], None]) -> Iterator[Progress]:
+def show_progress(stream: TextIO, say: Callable[[str], None]) -> AbstractContextManager[Progress]:
     """Show the progress of an evaluation within the block, whose reports count micro-batches."""
     progress = DataProgress(counts=_BATCHES)
     progress("starting", 0, 0)
+    return _shown(progress, stream, say)
+
+
+@contextmanager
+def _shown(progress: DataProgress, stream: TextIO, say: Callable[[str], None]) -> Iterator[Progress]:
     if draws_lines(stream):
         with closing(BottomLine(stream, progress.render)):
             yield progress

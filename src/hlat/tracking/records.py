@@ -75,8 +75,7 @@ class MetricsFile(JsonLines):
     """
 
     def __init__(self, path: Path, *, start_step: int) -> None:
-        with JsonLines(path):  # cuts off a half-written last line
-            pass
+        JsonLines(path).close()  # cuts off a half-written last line
         self.unreadable, self.last = _cut_back(path, start_step)
         """Number of damaged lines that were dropped; last step in the file, 0 if it has none."""
         super().__init__(path)
@@ -184,9 +183,8 @@ class EventLog:
         self._file.close()
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return every event, oldest first; raises as ``iter_records``. A half-written last line is ignored."""
-    return read_records(path)
+read_events = read_records
+"""Returns every event, oldest first; raises as ``iter_records``. A half-written last line is ignored."""
 
 
 SAMPLES_NAME = "samples.jsonl"
