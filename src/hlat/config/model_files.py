@@ -82,16 +82,15 @@ def hf_to_model(config: Any) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         raise RecipeError([Problem("config.json", "must be a JSON object.", "", config, True)], "config.json")
     reader = _Reader(config)
-    name = reader.model_type()
-    family = ARCHITECTURES.get(name, _UNKNOWN_ARCHITECTURE)
+    family = reader.family
     fields: dict[str, Any] = {ours: reader.positive(theirs) for theirs, ours in _SIZES.items()}
-    fields["architecture"] = name
-    fields["kv_heads"] = reader.kv_heads(family, fields["heads"])
+    fields["architecture"] = str(config.get("model_type"))
+    fields["kv_heads"] = reader.kv_heads(fields["heads"])
     for theirs, ours in _OPTIONAL_SIZES.items():
         value = _given(config, theirs, family.implied.get(theirs))
         if value is not None:
             fields[ours] = reader.positive(theirs, value)
-    fields |= reader.ropes(family)
+    fields |= reader.ropes()
     scaling = fields.get("rope", {}).get("scaling")
     if scaling is not None and (context := SCALINGS[scaling["kind"]].stretched(scaling)) is not None:
         fields["max_sequence_length"] = context
@@ -104,19 +103,18 @@ def hf_to_model(config: Any) -> dict[str, Any]:
     options = {"qkv_bias": False, "qk_norm": False, **family.fixed}
     if "qkv_bias" in family.free:
         options["qkv_bias"] = reader.flag("attention_bias")
-    options |= reader.layers(family, fields["layers"], fields.get("max_sequence_length"))
+    options |= reader.layers(fields["layers"], fields.get("max_sequence_length"))
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if name in family.free:
             absent = config.get(name, family.implied[name]) is None
             options[name] = None if absent else reader.number(name, family.implied[name])
     if "query_pre_attn_scalar" in family.free:
-        name = "query_pre_attn_scalar"
-        scalar = reader.positive(name, _given(config, name, family.implied[name]))
-        options[name] = None if scalar == fields.get("head_dim") else scalar
+        scalar = reader.positive("query_pre_attn_scalar")
+        options["query_pre_attn_scalar"] = None if scalar == fields.get("head_dim") else scalar
     if fields.get("local_rope") is not None and options.get("sliding_window") is None:
         fields["local_rope"] = None  # of no layer
     fields |= options
-    reader.refuse_unsupported(family)
+    reader.refuse_unsupported()
     if reader.problems:
         raise RecipeError(reader.problems, "config.json")
     return fields
@@ -140,22 +138,23 @@ class _Reader:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
         self.problems: list[Problem] = []
+        self.family = self._family()
 
     def refuse(self, name: str, reason: str, remedy: str = "", value: Any = None) -> None:
         problem = Problem(name, reason, remedy, value, value is not None)
         if problem not in self.problems:  # a field may be read twice
             self.problems.append(problem)
 
-    def model_type(self) -> str:
+    def _family(self) -> ArchitectureEntry:
         value = self.config.get("model_type")
-        if not isinstance(value, str) or value not in ARCHITECTURES:
-            self.refuse(
-                "model_type", "not a family that hlat computes.", f"It reads {', '.join(ARCHITECTURES)}.", value
-            )
-        return str(value)
+        if isinstance(value, str) and value in ARCHITECTURES:
+            return ARCHITECTURES[value]
+        remedy = f"It reads {', '.join(ARCHITECTURES)}."
+        self.refuse("model_type", "not a family that hlat computes.", remedy, value)
+        return _UNKNOWN_ARCHITECTURE
 
     def positive(self, name: str, value: Any = None) -> int:
-        value = self.config.get(name) if value is None else value
+        value = _given(self.config, name, self.family.implied.get(name)) if value is None else value
         if value is None:
             self.refuse(name, "is required.")
         elif isinstance(value, bool) or not isinstance(value, int) or value <= 0:
@@ -183,41 +182,39 @@ class _Reader:
             self.refuse(name, "must be true or false.", value=value)
         return value is True
 
-    def kv_heads(self, family: ArchitectureEntry, heads: int) -> int:
-        # Null means one per query head; without the field, families differ.
-        if self.config.get("num_key_value_heads") is None and (
-            family.kv_heads_are_heads or "num_key_value_heads" in self.config
-        ):
-            return heads
+    def kv_heads(self, heads: int) -> int:
         name = "num_key_value_heads"
-        return self.positive(name, _given(self.config, name, family.implied.get(name)))
+        # Null means one per query head; without the field, families differ.
+        if self.config.get(name) is None and (self.family.kv_heads_are_heads or name in self.config):
+            return heads
+        return self.positive(name)
 
-    def layers(self, family: ArchitectureEntry, layers: int, context: int | None) -> dict[str, Any]:
+    def layers(self, layers: int, context: int | None) -> dict[str, Any]:
         """Read the options that say which layers have a window, and which have rotary positions."""
-        window, kinds = self.window(family, layers, context)
-        options: dict[str, Any] = {"sliding_window": window} if "sliding_window" in family.free else {}
-        if "layer_types" in family.free:
+        (window, kinds), free = self.window(layers, context), self.family.free
+        options: dict[str, Any] = {"sliding_window": window} if "sliding_window" in free else {}
+        if "layer_types" in free:
             mixed = window is not None and FULL_ATTENTION in kinds
             options["layer_types"] = _pattern(kinds) if mixed else None
-        if "rope_layers" in family.free:
-            rotated = self.rope_layers(family, layers)
+        if "rope_layers" in free:
+            rotated = self.rope_layers(layers)
             options["rope_layers"] = None if all(rotated) else _pattern(rotated)
         return options
 
-    def rope_layers(self, family: ArchitectureEntry, layers: int) -> list[bool]:
+    def rope_layers(self, layers: int) -> list[bool]:
         """Read which layers have rotary positions, those with a 1 in no_rope_layers."""
-        name, value = "no_rope_layers", self.config.get("no_rope_layers")
+        value = self.config.get("no_rope_layers")
         if value is None:
-            name = "no_rope_layer_interval"
-            interval = self.positive(name, _given(self.config, name, family.implied[name]))
+            interval = self.positive("no_rope_layer_interval")
             return [(index + 1) % interval != 0 for index in range(layers)]
         if not isinstance(value, list) or len(value) < layers or any(each not in (0, 1) for each in value):
-            self.refuse(name, f"must be a list of {plural(layers, 'number')}, 0 or 1.", value=value)
+            self.refuse("no_rope_layers", f"must be a list of {plural(layers, 'number')}, 0 or 1.", value=value)
             return [True] * layers
         return [each == 1 for each in value[:layers]]
 
-    def window(self, family: ArchitectureEntry, layers: int, context: int | None) -> tuple[int | None, list[str]]:
+    def window(self, layers: int, context: int | None) -> tuple[int | None, list[str]]:
         """Sliding window of attention, None if it changes nothing; and the kind of attention of each layer."""
+        family = self.family
         # Families that always use their window have a default for an absent one, and null for none.
         always = "sliding_window" in family.free
         kinds = self.layer_types(layers)
@@ -232,8 +229,8 @@ class _Reader:
             return None, kinds
         if not kinds and "layer_types" in family.implied:
             kinds = list(islice(cycle(family.implied["layer_types"]), layers))
-        if not kinds and (name := "sliding_window_pattern") in family.implied:
-            every = self.positive(name, _given(self.config, name, family.implied[name]))
+        if not kinds and "sliding_window_pattern" in family.implied:
+            every = self.positive("sliding_window_pattern")
             kinds = [SLIDING_ATTENTION if index % every else FULL_ATTENTION for index in range(1, layers + 1)]
         # A window as long as the context changes nothing, unless layers with a window have a RoPE of their own.
         may_drop = "local_rope" not in family.free
@@ -252,14 +249,15 @@ class _Reader:
             self.refuse("sliding_window", "models of this family have no window here.", value=value)
         return self.positive("sliding_window", value), kinds
 
-    def ropes(self, family: ArchitectureEntry) -> dict[str, Any]:
+    def ropes(self) -> dict[str, Any]:
         """RoPE of the model, and of its layers with a sliding window if that is another one."""
+        family = self.family
         implied, base = family.implied.get("rope_theta", 10000.0), "rope_local_base_freq"
         config = {"rope_theta": implied, **self.config}
         if "local_rope" not in family.free:
             if self.config.get("rope_parameters") is None and self.config.get("rope_scaling") is None:
                 config["rope_parameters"] = family.implied.get("rope_parameters")
-            return {"rope": self.rope(config, family)}
+            return {"rope": self.rope(config)}
         found = self.config.get("rope_parameters")
         if found is None:
             # Without another field transformers 4 reads one theta for all, 5 the default for layers with a window.
@@ -270,12 +268,12 @@ class _Reader:
         elif not isinstance(found, Mapping) or not found.keys() <= {FULL_ATTENTION, SLIDING_ATTENTION}:
             self.refuse("rope_parameters", f"must have {FULL_ATTENTION} and {SLIDING_ATTENTION}.", value=found)
             return {}
-        rope = self.rope({**config, "rope_parameters": found.get(FULL_ATTENTION)}, family)
+        rope = self.rope({**config, "rope_parameters": found.get(FULL_ATTENTION)})
         theta = _given(self.config, base, family.implied.get(base, implied))
-        local = self.rope({"rope_theta": theta, "rope_parameters": found.get(SLIDING_ATTENTION)}, family)
+        local = self.rope({"rope_theta": theta, "rope_parameters": found.get(SLIDING_ATTENTION)})
         return {"rope": rope, "local_rope": None if local == rope else local}
 
-    def rope(self, config: Mapping[str, Any], family: ArchitectureEntry) -> dict[str, Any]:
+    def rope(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Theta, scaling and the rotated share of a head, as transformers reads them."""
         new, old = config.get("rope_parameters"), config.get("rope_scaling")
         # rope_parameters (transformers 5) are replaced as a whole by rope_scaling (4) where that is given, too.
@@ -293,7 +291,7 @@ class _Reader:
             self.refuse(place, reason, "Write one of the two, with the rope_theta that is meant.")
         rope: dict[str, Any] = {"theta": theta}
         share = words.get("partial_rotary_factor", _given(config, "partial_rotary_factor", 1.0))
-        if "rope.partial_rotary_factor" in family.free:
+        if "rope.partial_rotary_factor" in self.family.free:
             rope["partial_rotary_factor"] = self.number("partial_rotary_factor", None, {"partial_rotary_factor": share})
             if rope["partial_rotary_factor"] > 1:
                 self.refuse("partial_rotary_factor", "must not be more than 1.", value=share)
@@ -301,9 +299,9 @@ class _Reader:
             self.refuse("partial_rotary_factor", "whole heads are rotated in this family.", value=share)
         # A factor without a type says that a scaling is meant, but not which.
         kind = words.get("rope_type", words.get("type", None if "factor" in words else "default"))
-        section = SCALINGS[kind] if isinstance(kind, str) and kind in family.scalings else None
+        section = SCALINGS[kind] if isinstance(kind, str) and kind in self.family.scalings else None
         if section is None and kind != "default":
-            remedy = f"It knows {', '.join(('default', *family.scalings))}."
+            remedy = f"It knows {', '.join(('default', *self.family.scalings))}."
             self.refuse(f"{place}.rope_type", "a RoPE scaling that hlat does not compute.", remedy, kind)
             return rope
         known = _ROPE_SETTINGS | (set() if section is None else set(section.hf_names().values()))
@@ -346,8 +344,8 @@ class _Reader:
             return []
         return [_ATTENTION_KINDS[kind] for kind in value]
 
-    def refuse_unsupported(self, family: ArchitectureEntry) -> None:
-        config = self.config
+    def refuse_unsupported(self) -> None:
+        config, family = self.config, self.family
         field, *names = family.activation
         if (act := config.get(field, names[0])) not in names:
             self.refuse(field, "another activation of the feed-forward layer.", f"Only {names[0]} is computed.", act)
