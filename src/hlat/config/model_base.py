@@ -31,40 +31,38 @@ _LLAMA31_SCALING = {
 }
 
 
-def _preset(layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, vocab: int, **more: Any) -> dict[str, Any]:
-    return {
-        "vocab_size": vocab,
-        "layers": layers,
-        "hidden_size": hidden,
-        "intermediate_size": ffn,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        **more,
-    }
+_SIZES = ("layers", "hidden_size", "intermediate_size", "heads", "kv_heads", "vocab_size")
 
 
-_LLAMA_405B = _preset(
-    *(126, 16384, 53248, 128, 8, 128256),
-    max_sequence_length=131072,
-    rope={"theta": 500000.0, "scaling": _LLAMA31_SCALING},
-)
-_LLAMA31: dict[str, Any] = {"norm_eps": 1e-5, "max_sequence_length": 131072}
+def _preset(*sizes: int, **more: Any) -> dict[str, Any]:
+    """Return the fields of a model, of which ``sizes`` are those of ``_SIZES``, in that order."""
+    return {**dict(zip(_SIZES, sizes, strict=True)), **more}
+
+
+_LLAMA31_ROPE = {"theta": 500000.0, "scaling": _LLAMA31_SCALING}
+_LLAMA_405B = _preset(126, 16384, 53248, 128, 8, 128256, max_sequence_length=131072, rope=_LLAMA31_ROPE)
+_LLAMA31: dict[str, Any] = {"rope": _LLAMA31_ROPE, "norm_eps": 1e-5, "max_sequence_length": 131072}
+_LLAMA32 = {
+    **_LLAMA31,
+    "tie_embeddings": True,
+    "rope": {"theta": 500000.0, "scaling": {**_LLAMA31_SCALING, "factor": 32.0}},
+}
 _LLAMA3 = {"rope": {"theta": 500000.0}, "norm_eps": 1e-5, "max_sequence_length": 8192}
 
 
-def _qwen25(layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, vocab: int, **more: Any) -> dict[str, Any]:
+def _qwen25(*sizes: int, **more: Any) -> dict[str, Any]:
     common = {"architecture": "qwen2", "rope": {"theta": 1000000.0}, "norm_eps": 1e-6, "max_sequence_length": 131072}
-    return _preset(layers, hidden, ffn, heads, kv_heads, vocab, **{**common, **more})
+    return _preset(*sizes, **{**common, **more})
 
 
-def _smollm2(layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:
+def _smollm2(*sizes: int, **more: Any) -> dict[str, Any]:
     common = {"tie_embeddings": True, "rope": {"theta": 100000.0}, "norm_eps": 1e-5, "max_sequence_length": 8192}
-    return _preset(layers, hidden, ffn, heads, kv_heads, 49152, **{**common, **more})
+    return _preset(*sizes, 49152, **{**common, **more})
 
 
-def _qwen3(layers: int, hidden: int, ffn: int, heads: int, **more: Any) -> dict[str, Any]:
+def _qwen3(*sizes: int, **more: Any) -> dict[str, Any]:
     common = {"architecture": "qwen3", "head_dim": 128, "rope": {"theta": 1000000.0}, "norm_eps": 1e-6}
-    return _preset(layers, hidden, ffn, heads, 8, 151936, max_sequence_length=40960, **common, **more)
+    return _preset(*sizes, 8, 151936, max_sequence_length=40960, **common, **more)
 
 
 def _gpt2(layers: int, hidden: int, ffn: int, heads: int) -> dict[str, Any]:
@@ -82,24 +80,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "llama-3-405b": _LLAMA_405B,  # a name of its table 3; the model was released as Llama 3.1
     "llama-3.1-405b": _LLAMA_405B,
     # The config.json files of meta-llama/Llama-3.1-8B and Llama-3.2-1B.
-    "llama-3.1-8b": _preset(
-        32, 4096, 14336, 32, 8, 128256, rope={"theta": 500000.0, "scaling": _LLAMA31_SCALING}, **_LLAMA31
-    ),
-    "llama-3.1-70b": _preset(
-        80, 8192, 28672, 64, 8, 128256, rope={"theta": 500000.0, "scaling": _LLAMA31_SCALING}, **_LLAMA31
-    ),
-    "llama-3.2-1b": _preset(
-        *(16, 2048, 8192, 32, 8, 128256),
-        tie_embeddings=True,
-        rope={"theta": 500000.0, "scaling": {**_LLAMA31_SCALING, "factor": 32.0}},
-        **_LLAMA31,
-    ),
-    "llama-3.2-3b": _preset(
-        *(28, 3072, 8192, 24, 8, 128256),
-        tie_embeddings=True,
-        rope={"theta": 500000.0, "scaling": {**_LLAMA31_SCALING, "factor": 32.0}},
-        **_LLAMA31,
-    ),
+    "llama-3.1-8b": _preset(32, 4096, 14336, 32, 8, 128256, **_LLAMA31),
+    "llama-3.1-70b": _preset(80, 8192, 28672, 64, 8, 128256, **_LLAMA31),
+    "llama-3.2-1b": _preset(16, 2048, 8192, 32, 8, 128256, **_LLAMA32),
+    "llama-3.2-3b": _preset(28, 3072, 8192, 24, 8, 128256, **_LLAMA32),
     # The config.json files of Qwen/Qwen2.5-*; "Qwen2.5 technical report", arXiv 2412.15115, table 1.
     "qwen2.5-0.5b": _qwen25(24, 896, 4864, 14, 2, 151936, tie_embeddings=True, max_sequence_length=32768),
     "qwen2.5-1.5b": _qwen25(28, 1536, 8960, 12, 2, 151936, tie_embeddings=True),
@@ -146,13 +130,12 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 _USUAL = ("tiny-10m", "llama-3.2-1b", "llama-3-8b")
-_COMPARED_SIZES = ("vocab_size", "layers", "hidden_size", "intermediate_size", "heads", "kv_heads")
 _LONGEST_NAME = 100  # characters of a name that is compared
 
 
 def near_presets(model: Any) -> str:
     """Name three presets, as a clause: nearest to a name or to the numbers of a section; the usual ones for neither."""
-    sizes = {name: model[name] for name in _COMPARED_SIZES if isinstance(model, dict) and _is_size(model.get(name))}
+    sizes = {name: model[name] for name in _SIZES if isinstance(model, dict) and _is_size(model.get(name))}
     if isinstance(model, str) and model:
         names = difflib.get_close_matches(model.lower()[:_LONGEST_NAME], PRESETS, n=3, cutoff=0.0)
     elif sizes:
@@ -230,11 +213,8 @@ def model_differences(model: ModelConfig, folder: Path) -> dict[str, tuple[Any, 
 
 def _shape(model: ModelConfig) -> dict[str, Any]:
     # Defaults are resolved: a config.json may write out what a recipe leaves out.
-    width = model.head_dim or model.hidden_size // model.heads
-    return {name: getattr(model, name) for name in _COMPARED} | {
-        "kv_heads": model.kv_heads or model.heads,
-        "head_dim": width,
-    }
+    resolved = {"kv_heads": model.n_kv_heads, "head_dim": model.n_head_dim}
+    return {name: getattr(model, name) for name in _COMPARED} | resolved
 
 
 def read_hf_config(name: Any) -> dict[str, Any]:

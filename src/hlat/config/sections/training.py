@@ -139,15 +139,8 @@ class AdamWFields(OptimizerConfig):
     """Width of a head of that model; null means as in this one, so that more width is more heads."""
 
     def growth(self, hidden_size: int, layers: int, head_dim: int) -> Growth:
-        width, depth, head = (
-            1.0 if base is None else size / base
-            for size, base in (
-                (hidden_size, self.base_hidden_size),
-                (layers, self.base_layers),
-                (head_dim, self.base_head_dim),
-            )
-        )
-        return Growth(width, depth, head)
+        sizes, bases = (hidden_size, layers, head_dim), (self.base_hidden_size, self.base_layers, self.base_head_dim)
+        return Growth(*(1.0 if base is None else size / base for size, base in zip(sizes, bases, strict=True)))
 
     def rate_factor(self, hidden_matrix: bool, width: float = 1.0) -> float:
         return 1.0 / width if hidden_matrix else 1.0
