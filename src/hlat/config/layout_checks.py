@@ -9,7 +9,7 @@ If the number of processes is not given, a check asks for any number with which 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from hlat.config.errors import Problem
@@ -44,8 +44,8 @@ class Values:
         return Values({**self._values, path: value})
 
 
-Rule = Callable[[Values], Iterator[Problem]]
-"""Yields problems, each with its remedy."""
+Rule = Callable[[Values], Iterable[Problem]]
+"""Lists problems, each with its remedy."""
 Check = Callable[[Values], Iterator[str]]
 """Yields reasons why it fails; each ends with a full stop."""
 
@@ -55,17 +55,20 @@ def batches(v: Values) -> BatchSchedule:
     return BatchSchedule.of(v("batch.global_batch"), v("batch.ramp"), v("data.sequence_length"))
 
 
-def holds(check: Check, v: Values) -> bool:
-    """True if a check passes or does not apply."""
+def steps_of(v: Values) -> int:
+    """Optimizer steps of the run; unavailable if the recipe does not say how long to train."""
+    steps, tokens = v("training.steps"), v("training.tokens")
+    if steps is None and tokens is None:
+        raise Unavailable("training.steps")
+    return int(steps) if steps is not None else batches(v).count(-(-tokens // v("data.sequence_length")))
+
+
+def holds(check: Check, v: Values, otherwise: bool = True) -> bool:
+    """Return True if a check passes, and ``otherwise`` if it does not apply."""
     try:
-        return passes(check, v)
+        return next(check(v), None) is None
     except Unavailable:
-        return True
-
-
-def passes(check: Check, v: Values) -> bool:
-    """Return True if a check passes; raises Unavailable if it does not apply."""
-    return next(check(v), None) is None
+        return otherwise
 
 
 def divisors(n: int, factor_limit: int = 1 << 16) -> list[int]:

@@ -32,7 +32,6 @@ from hlat.config.layout_checks import (
     Rule,
     Unavailable,
     Values,
-    batches,
     context_chunks,
     data_degree,
     data_parallel_batch,
@@ -42,7 +41,6 @@ from hlat.config.layout_checks import (
     micro_batch_counts,
     micro_batches,
     model_ranks,
-    passes,
     pipeline_layers,
     replicas_of_data,
     replicas_of_something,
@@ -50,6 +48,7 @@ from hlat.config.layout_checks import (
     split,
     stage_reasons,
     stages_per_rank,
+    steps_of,
     tensor_degree,
     virtual_stages,
     whole_rounds,
@@ -89,7 +88,7 @@ def _nearest_fixes(
         for value in _by_distance(v(path), values):
             # Each candidate is tried in the whole recipe, so that a named value really works.
             changed = v.having(path, value)
-            if value != v(path) and _applies_and_passes(check, changed) and all(holds(one, changed) for one in given):
+            if value != v(path) and holds(check, changed, False) and all(holds(one, changed) for one in given):
                 found.append((sum(not holds(other, changed) for other in CHECKS), Fix(path, value)))
     least = min((failing for failing, _ in found), default=0)
     fixes: list[Fix] = []
@@ -98,13 +97,6 @@ def _nearest_fixes(
         # Numbers ascending, as people list them; other values stay in the order of preference.
         fixes += sorted(best, key=lambda fix: fix.value) if _are_numbers(fix.value for fix in best) else best
     return tuple(fixes)
-
-
-def _applies_and_passes(check: Check, v: Values) -> bool:
-    try:
-        return passes(check, v)
-    except Unavailable:
-        return False
 
 
 def _are_numbers(values: Iterable[Any]) -> bool:
@@ -186,11 +178,7 @@ def _micro_batch_sizes(v: Values) -> list[int]:
 
 def _rule(path: str, check: Check, candidates: Callable[[Values], Candidates], given: tuple[Check, ...] = ()) -> Rule:
     """Make the rule that a field passes a check, from the candidates that may pass it; see ``refusal``."""
-
-    def rule(v: Values) -> Iterator[Problem]:
-        yield from refusal(v, path, check, candidates(v), given)
-
-    return rule
+    return lambda v: refusal(v, path, check, candidates(v), given)
 
 
 def _worlds_and_degrees(v: Values) -> Candidates:
@@ -202,30 +190,26 @@ def _worlds_and_degrees(v: Values) -> Candidates:
     }
 
 
-def _virtual_stages(v: Values) -> Iterator[Problem]:
-    path, pipeline = "parallel.virtual_stages", v("parallel.pipeline")
-    fewest = default_virtual_stages(v("parallel.schedule")) if pipeline > 1 else 1
-    yield from refusal(v, path, virtual_stages, {path: [fewest], "parallel.schedule": _SCHEDULES})
+def _virtual_stages(v: Values) -> Candidates:
+    fewest = default_virtual_stages(v("parallel.schedule")) if v("parallel.pipeline") > 1 else 1
+    return {"parallel.virtual_stages": [fewest], "parallel.schedule": _SCHEDULES}
 
 
-def _pipeline(v: Values) -> Iterator[Problem]:
-    path, layers, each = "parallel.pipeline", v("model.layers"), stages_per_rank(v)
-    candidates: Candidates = {path: _pipelines(v, layers // each), "parallel.schedule": _SCHEDULES}
+def _pipeline(v: Values) -> Candidates:
+    layers, each = v("model.layers"), stages_per_rank(v)
+    candidates: Candidates = {_PIPELINE: _pipelines(v, layers // each), "parallel.schedule": _SCHEDULES}
     if v("parallel.virtual_stages") is not None:
         candidates["parallel.virtual_stages"] = range(1, min(each, _WINDOW) + 1)
     if layers < 2 * each:  # only one pipeline rank could have that many stages
-        candidates["model.layers"] = [v(path) * each]
-    yield from refusal(v, path, pipeline_layers, candidates, (virtual_stages,))
+        candidates["model.layers"] = [v(_PIPELINE) * each]
+    return candidates
 
 
-def _split(v: Values) -> Iterator[Problem]:
-    path, counts = "parallel.split", v("parallel.split")
-    if counts is None:
-        return
-    pipeline, each = v("parallel.pipeline"), stages_per_rank(v)
-    splits = [None, *_even_splits(v("model.layers"), pipeline * each)]
-    candidates: Candidates = {path: splits, "parallel.pipeline": [max(1, len(counts) // each)]}
-    yield from refusal(v, path, split, candidates, _STAGES)
+def _split(v: Values) -> Candidates:
+    counts, each = v("parallel.split"), stages_per_rank(v)
+    splits = [None, *_even_splits(v("model.layers"), v(_PIPELINE) * each)]
+    # Without a split there is nothing to refuse.
+    return {"parallel.split": splits, _PIPELINE: [max(1, len(counts or ()) // each)]}
 
 
 def _even_splits(layers: int, stages: int) -> list[tuple[int, ...]]:
@@ -245,26 +229,24 @@ def _data_parallel_batch(v: Values) -> Iterator[Problem]:
     yield from refusal(v, path, data_parallel_batch, candidates, (*_DEGREES, micro_batches))
 
 
-def _full_pipeline(v: Values) -> Iterator[Problem]:
-    path, count = "parallel.pipeline", max(micro_batch_counts(v))
-    candidates: Candidates = {
-        path: _pipelines(v, count),
+def _full_pipeline(v: Values) -> Candidates:
+    count = max(micro_batch_counts(v))
+    return {
+        _PIPELINE: _pipelines(v, count),
         "batch.micro_batch": _micro_batch_sizes(v),
         "parallel.schedule": ["gpipe"],
-        "batch.global_batch": [v("batch.global_batch") // count * v(path)],  # just enough of them
+        "batch.global_batch": [v("batch.global_batch") // count * v(_PIPELINE)],  # just enough of them
         **({"world": _worlds(v)} if "world" in v else {}),
     }
-    yield from refusal(v, path, full_pipeline, candidates, _STAGES)
 
 
-def _whole_rounds(v: Values) -> Iterator[Problem]:
-    path, whole = "parallel.schedule", v("batch.global_batch")
-    candidates: Candidates = {
-        path: _SCHEDULES,
+def _whole_rounds(v: Values) -> Candidates:
+    whole = v("batch.global_batch")
+    return {
+        "parallel.schedule": _SCHEDULES,
         "batch.micro_batch": _micro_batch_sizes(v),
         "batch.global_batch": _multiples(whole // max(micro_batch_counts(v)), whole),
     }
-    yield from refusal(v, path, whole_rounds, candidates, _STAGES)
 
 
 def _ramp(v: Values) -> Iterator[Problem]:
@@ -290,7 +272,7 @@ def _ramp(v: Values) -> Iterator[Problem]:
 
 
 _TENSOR, _CONTEXT, _REPLICAS = "parallel.tensor", "parallel.context", "parallel.replicas"
-_MICRO = "batch.micro_batch"
+_PIPELINE, _MICRO = "parallel.pipeline", "batch.micro_batch"
 LAYOUT_RULES: tuple[Rule, ...] = (
     _rule(_TENSOR, tensor_degree, lambda v: {_TENSOR: divisors(v("model.heads"))}),
     _rule(
@@ -300,9 +282,9 @@ LAYOUT_RULES: tuple[Rule, ...] = (
         (tensor_degree, context_chunks),
     ),
     _rule(_CONTEXT, context_chunks, lambda v: {_CONTEXT: [1, *_divided(v("data.sequence_length"), 2)]}),
-    _virtual_stages,
-    _pipeline,
-    _split,
+    _rule("parallel.virtual_stages", virtual_stages, _virtual_stages),
+    _rule(_PIPELINE, pipeline_layers, _pipeline, (virtual_stages,)),
+    _rule("parallel.split", split, _split, _STAGES),
     _rule("parallel.zero", zero_stage, lambda v: {"parallel.zero": (1, 3), "parallel.schedule": _SCHEDULES}),
     _rule(_REPLICAS, replicas_of_something, lambda v: {_REPLICAS: [1], "parallel.zero": (1, 2, 3)}),
     _rule("world", world_of_models, _worlds_and_degrees, _DEGREES),
@@ -314,8 +296,8 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     ),
     _rule(_MICRO, micro_batches, lambda v: {_MICRO: divisors(v("batch.global_batch"))}),
     _data_parallel_batch,
-    _full_pipeline,
-    _whole_rounds,
+    _rule(_PIPELINE, full_pipeline, _full_pipeline, _STAGES),
+    _rule("parallel.schedule", whole_rounds, _whole_rounds, _STAGES),
     _ramp,
 )
 
@@ -412,8 +394,7 @@ def _policy(v: Values, is_given: Given) -> Iterator[str]:
 
 
 def _decay_fraction(v: Values, is_given: Given) -> Iterator[float]:
-    sequences = -(-(v("training.tokens") or 0) // v("data.sequence_length"))
-    end = v("schedule.horizon_steps") or v("training.steps") or batches(v).count(sequences)
+    end = v("schedule.horizon_steps") or steps_of(v)
     if v("schedule.kind") == "wsd" and v("schedule.warmup_steps") < end:
         rest = (end - v("schedule.warmup_steps")) / end
         if rest < v("schedule.decay_fraction"):

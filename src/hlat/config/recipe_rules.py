@@ -13,7 +13,7 @@ from math import gcd, lcm
 from typing import Any
 
 from hlat.config.errors import Problem
-from hlat.config.layout_checks import Rule, Unavailable, Values, batches, divisors
+from hlat.config.layout_checks import Rule, Unavailable, Values, batches, divisors, steps_of
 from hlat.config.layout_rules import LAYOUT_RULES, ROUNDING_RULES
 from hlat.config.sections.model import (
     ARCHITECTURES,
@@ -43,7 +43,7 @@ def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
     return tuple(number // divisor for number in numbers)
 
 
-def _wrong_data(path: str, value: Any, reason: str, remedy: str = "") -> Problem:
+def _wrong_value(path: str, value: Any, reason: str, remedy: str = "") -> Problem:
     return Problem(path, reason, remedy, value, True)
 
 
@@ -51,9 +51,9 @@ def _corpus(v: Values) -> Iterator[Problem]:
     path, sources = v("data.path"), v("data.sources")
     if path is None and not sources:
         remedy = "Give data.path=FILE_OR_FOLDER, or data.sources."
-        yield _wrong_data("data.path", path, "the recipe names no text.", remedy)
+        yield _wrong_value("data.path", path, "the recipe names no text.", remedy)
     if path is not None and sources:
-        yield _wrong_data("data.path", path, "the recipe gives both path and sources.", "Keep one of them.")
+        yield _wrong_value("data.path", path, "the recipe gives both path and sources.", "Keep one of them.")
 
 
 def _source_names(v: Values) -> Iterator[Problem]:
@@ -61,7 +61,7 @@ def _source_names(v: Values) -> Iterator[Problem]:
     for index, source in enumerate(v("data.sources")):
         if source.label in seen:
             reason = f"source {seen[source.label]} is called so too."
-            yield _wrong_data(f"data.sources.{index}.name", source.label, reason, "Give each a name of its own.")
+            yield _wrong_value(f"data.sources.{index}.name", source.label, reason, "Give each a name of its own.")
         seen.setdefault(source.label, index)
 
 
@@ -70,7 +70,7 @@ def _source_columns(v: Values) -> Iterator[Problem]:
     for index, source in enumerate(sources):
         if source.text_column is not None and source.tokens_column is not None:
             reason = f"the source gives text_column ({source.text_column}) too, and a document is read from one column."
-            yield _wrong_data(f"data.sources.{index}.tokens_column", source.tokens_column, reason, "Keep one of them.")
+            yield _wrong_value(f"data.sources.{index}.tokens_column", source.tokens_column, reason, "Keep one of them.")
     own = [source.tokens_column for source in sources]
     inherit = [source for source in sources if source.text_column is None and source.tokens_column is None]
     if inherit or v("data.path") is not None or v("data.validation.path") is not None:
@@ -79,7 +79,7 @@ def _source_columns(v: Values) -> Iterator[Problem]:
     if names and v("data.tokenizer.path") is None:
         reason = f"{names[0]} holds token ids, which mean nothing without the tokenizer that made them."
         remedy = "Give that tokenizer. None can be trained on ids; for that, give the text (text_column)."
-        yield _wrong_data("data.tokenizer.path", None, reason, remedy)
+        yield _wrong_value("data.tokenizer.path", None, reason, remedy)
 
 
 def _source_weights(v: Values) -> Iterator[Problem]:
@@ -87,22 +87,22 @@ def _source_weights(v: Values) -> Iterator[Problem]:
     given = [index for index, source in enumerate(sources) if source.weight is not None]
     for index in given if phases else []:
         reason = "the weights are those of data.phases."
-        yield _wrong_data(f"data.sources.{index}.weight", sources[index].weight, reason, "Keep one of them.")
+        yield _wrong_value(f"data.sources.{index}.weight", sources[index].weight, reason, "Keep one of them.")
     if given and not phases:
         for index, source in enumerate(sources):
             if source.weight is None:
                 reason = f"source {given[0]} has a weight, this one ({source.label}) has none."
-                yield _wrong_data(f"data.sources.{index}.weight", None, reason, "Give all of them one, or none.")
+                yield _wrong_value(f"data.sources.{index}.weight", None, reason, "Give all of them one, or none.")
         if len(given) == len(sources):
             yield from _proportions("data.sources", [source.weight for source in sources])
     weighted = bool(given) or bool(phases)
     for index, source in enumerate(sources):
         if weighted and source.repeat != 1:
             reason = "how often a source is seen follows from the weights."
-            yield _wrong_data(f"data.sources.{index}.repeat", source.repeat, reason, "Remove it, or the weights.")
+            yield _wrong_value(f"data.sources.{index}.repeat", source.repeat, reason, "Remove it, or the weights.")
         if not weighted and source.max_epochs is not None:
             reason = "without weights all sources are seen equally often."
-            yield _wrong_data(
+            yield _wrong_value(
                 f"data.sources.{index}.max_epochs", source.max_epochs, reason, "Remove it, or give weights."
             )
 
@@ -110,7 +110,7 @@ def _source_weights(v: Values) -> Iterator[Problem]:
 def _phases(v: Values) -> Iterator[Problem]:
     phases, names = v("data.phases"), [source.label for source in v("data.sources")]
     if phases and not names:
-        yield _wrong_data(
+        yield _wrong_value(
             "data.phases", None, "phases weigh sources, and there are none.", "Name them in data.sources."
         )
         return
@@ -120,24 +120,22 @@ def _phases(v: Values) -> Iterator[Problem]:
         for name in phase.weights:
             if name not in names:
                 remedy = f"The sources are called {', '.join(names)}."
-                yield _wrong_data(f"{here}.weights.{name}", phase.weights[name], "no source has this name.", remedy)
+                yield _wrong_value(f"{here}.weights.{name}", phase.weights[name], "no source has this name.", remedy)
         yield from _proportions(f"{here}.weights", [phase.weights.get(name, 0.0) for name in names])
         if phase.until_tokens is None and index < len(phases) - 1:
-            yield _wrong_data(f"{here}.until_tokens", None, "other phases follow, so this one has to end.")
+            yield _wrong_value(f"{here}.until_tokens", None, "other phases follow, so this one has to end.")
         elif phase.until_tokens is not None and phase.until_tokens <= before:
             reason = f"the phase begins at {before:,.0f} tokens."
-            yield _wrong_data(f"{here}.until_tokens", phase.until_tokens, reason, "Count from the start of the run.")
+            yield _wrong_value(f"{here}.until_tokens", phase.until_tokens, reason, "Count from the start of the run.")
         before = max(before, phase.until_tokens or 0.0)
 
 
 def _last_phase(v: Values) -> Iterator[Problem]:
-    phases, steps, tokens = v("data.phases"), v("training.steps"), v("training.tokens")
-    schedule, length = batches(v), v("data.sequence_length")
-    total = schedule.first_of(steps if steps is not None else schedule.count(-(-(tokens or 0) // length))) * length
+    phases, total = v("data.phases"), batches(v).first_of(steps_of(v)) * v("data.sequence_length")
     if phases and phases[-1].until_tokens is not None and phases[-1].until_tokens < total:
         path = f"data.phases.{len(phases) - 1}.until_tokens"
         reason = f"the run goes on to {total:,} tokens, without weights."
-        yield _wrong_data(path, phases[-1].until_tokens, reason, "Set it to null in the last phase.")
+        yield _wrong_value(path, phases[-1].until_tokens, reason, "Set it to null in the last phase.")
 
 
 def _proportions(path: str, weights: list[float]) -> Iterator[Problem]:
@@ -149,7 +147,7 @@ def _proportions(path: str, weights: list[float]) -> Iterator[Problem]:
         reason = (
             f"shares in these proportions come out even only after {period:,} samples, the limit is {LONGEST_PERIOD:,}."
         )
-        yield _wrong_data(path, None, reason, "Round the weights to fewer digits, 35.47 for one.")
+        yield _wrong_value(path, None, reason, "Round the weights to fewer digits, 35.47 for one.")
 
 
 def _online(v: Values) -> Iterator[Problem]:
@@ -157,16 +155,16 @@ def _online(v: Values) -> Iterator[Problem]:
         return
     if v("data.duplicates") == "drop":
         reason = "which document is a copy is only known when all have been read."
-        yield _wrong_data("data.duplicates", "drop", reason, "Use data.mode=prepared, or keep them.")
+        yield _wrong_value("data.duplicates", "drop", reason, "Use data.mode=prepared, or keep them.")
     if v("data.validation.path") is None and v("data.validation.fraction") and v("data.validation.by") == "tail":
         reason = "where the tail of a source begins is only known when all of it has been read."
-        yield _wrong_data("data.validation.by", "tail", reason, "Use document, or data.validation.path.")
+        yield _wrong_value("data.validation.by", "tail", reason, "Use document, or data.validation.path.")
     for index, source in enumerate(v("data.sources")):
         for name in ("max_tokens", "max_epochs"):
             if getattr(source, name) is not None:
                 reason = "how many tokens a source has is only known when all of it has been tokenized."
                 remedy = "Use data.mode=prepared, or name fewer of its files."
-                yield _wrong_data(f"data.sources.{index}.{name}", getattr(source, name), reason, remedy)
+                yield _wrong_value(f"data.sources.{index}.{name}", getattr(source, name), reason, remedy)
 
 
 DATA_RULES: tuple[Rule, ...] = (_corpus, _source_names, _source_columns, _source_weights, _phases, _last_phase, _online)
@@ -335,15 +333,8 @@ def _length(v: Values) -> Iterator[Problem]:
         yield _wrong(v, "training.steps", f"the recipe gives training.tokens ({tokens}) too.", "Keep one of them.")
 
 
-def _steps(v: Values) -> int:
-    steps, tokens = v("training.steps"), v("training.tokens")
-    if steps is None and tokens is None:
-        raise Unavailable("training.steps")
-    return int(steps) if steps is not None else batches(v).count(-(-tokens // v("data.sequence_length")))
-
-
 def _warmup(v: Values) -> Iterator[Problem]:
-    steps, warmup, horizon = _steps(v), v("schedule.warmup_steps"), v("schedule.horizon_steps")
+    steps, warmup, horizon = steps_of(v), v("schedule.warmup_steps"), v("schedule.horizon_steps")
     end = horizon if horizon is not None else steps
     if warmup >= end:
         # 2 %, of the usual 1 to 5.
@@ -361,7 +352,7 @@ def _warmup(v: Values) -> Iterator[Problem]:
 def _wsd(v: Values) -> Iterator[Problem]:
     if v("schedule.kind") != "wsd":
         return
-    end, warmup = v("schedule.horizon_steps") or _steps(v), v("schedule.warmup_steps")
+    end, warmup = v("schedule.horizon_steps") or steps_of(v), v("schedule.warmup_steps")
     decay = round(v("schedule.decay_fraction") * end)
     if warmup < end < warmup + decay:
         reason = f"{plural(decay, 'step')} of decay and {warmup} of warm-up do not fit into {end}."
@@ -399,17 +390,17 @@ def _gather_again(v: Values) -> Iterator[Problem]:
 
 def _faults(v: Values) -> Iterator[Problem]:
     for number, fault in enumerate(v("faults")):
+        here = f"faults.{number}"
         if "world" in v and fault.rank >= v("world"):
             there = "there is 1 process" if v("world") == 1 else f"there are {v('world')} processes"
             reason = f"{there}, counted from 0."
-            yield _wrong_fault(number, "rank", fault.rank, reason, f"Use at most {v('world') - 1}.")
+            yield _wrong_value(f"{here}.rank", fault.rank, reason, f"Use at most {v('world') - 1}.")
         if "world" in v and fault.kind == "deadlock" and v("world") == 1:
             reason = "a process that is alone waits for nobody."
-            yield _wrong_fault(number, "kind", fault.kind, reason, "Use hang, or several processes.")
+            yield _wrong_value(f"{here}.kind", fault.kind, reason, "Use hang, or several processes.")
         if fault.kind in ("slow", "slow_disk") and fault.seconds == _FOR_EVER:
-            yield _wrong_fault(
-                number, "seconds", fault.seconds, "an hour each time is no slowness.", "Give seconds: 0.5."
-            )
+            reason = "an hour each time is no slowness."
+            yield _wrong_value(f"{here}.seconds", fault.seconds, reason, "Give seconds: 0.5.")
 
 
 def _remote(v: Values) -> Iterator[Problem]:
@@ -431,10 +422,6 @@ def _export(v: Values) -> Iterator[Problem]:
 
 
 _FOR_EVER = FaultConfig.model_fields["seconds"].default
-
-
-def _wrong_fault(number: int, name: str, value: Any, reason: str, remedy: str) -> Problem:
-    return Problem(f"faults.{number}.{name}", reason, remedy, value, True)
 
 
 MODEL_RULES: tuple[Rule, ...] = (_architecture, _heads, _kv_heads, _layers, _rope)
