@@ -30,6 +30,7 @@ from hlat.reporting.run_status import (
     last_recipe,
     last_stage,
     no_run,
+    parameters_of,
     read_status,
     run_events,
     run_name,
@@ -133,14 +134,13 @@ def read_overview(folder: Path) -> RunOverview:
     events = run_events(records)
     # The file is of a run that has not recorded an event with its recipe yet.
     settings = last_recipe(events) or read_resolved(folder)
-    parameters = next((event.number("parameters") for event in reversed(events) if event.begins), None)
     return RunOverview(
         folder=folder,
         name=run_name(settings, folder),
         status=read_status(folder, events),
         settings=settings,
         attempts=tuple(attempts),
-        parameters=None if parameters is None else int(parameters),
+        parameters=parameters_of(events),
         loss=metrics.loss,
         validation=metrics.validation,
         numbers=metrics.numbers,

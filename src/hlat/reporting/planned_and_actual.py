@@ -177,24 +177,17 @@ def median(run: RunRecord, name: str) -> float | None:
 
 def mixture_section(run: RunRecord) -> Html:
     """Show sources with the share asked for and the tokens delivered; empty if nothing is known of them."""
-    return joined(_mixture_contents(run))
-
-
-def _mixture_contents(run: RunRecord) -> list[Html]:
     if run.recipe is None:
-        return []
+        return Html()
     samples = int(run.last("samples") or 0)
-    if len(run.each_stage) > 1:
-        try:
-            return _staged_mixture(run.each_stage, samples)
-        except (DataError, ValueError) as error:
-            return [paragraph(f"The mixture cannot be computed: {error}")]
-    if is_weighted(run.recipe.data):
-        try:
-            return _weighted_mixture(run.recipe, samples)
-        except (DataError, ValueError) as error:
-            return [paragraph(f"The mixture cannot be computed: {error}")]
-    return _mixture_by_size(run, run.recipe, samples)
+    try:
+        if len(run.each_stage) > 1:
+            return joined(_staged_mixture(run.each_stage, samples))
+        if is_weighted(run.recipe.data):
+            return joined(_weighted_mixture(run.recipe, samples))
+    except (DataError, ValueError) as error:
+        return joined([paragraph(f"The mixture cannot be computed: {error}")])
+    return joined(_mixture_by_size(run, run.recipe, samples))
 
 
 def _weighted_mixture(recipe: Recipe, samples: int) -> list[Html]:

@@ -101,17 +101,12 @@ def incidents_section(run: RunRecord) -> Html:
         if len(rows) <= _MAX_SENTENCES
         else f"The last {_MAX_SENTENCES} of {len(rows):,}"
     )
-    every = [
-        (event.kind, event.when, shown(event.step, "{:,}".format), _described(event))
-        for event in run.events[-_MAX_ROWS:]
-    ]
-    every_caption = _caption_with_count("Events", len(run.events))
-    recorded = table(("event", "time, UTC", "step", "details"), every, caption=every_caption)
+    recorded = f"{_caption_with_count('Events', len(run.events))} as recorded"
     return joined(
         [
             _attempts_chart(run),
             table(names, rows[-_MAX_SENTENCES:], caption=caption),
-            details(f"{every_caption} as recorded", recorded),
+            details(recorded, _events_table("Events", run.events)),
         ]
     )
 
@@ -219,6 +214,12 @@ def _caption_with_count(title: str, count: int) -> str:
     return title if count <= _MAX_ROWS else f"{title}: the last {_MAX_ROWS} of {count:,}"
 
 
+def _events_table(title: str, events: Sequence[RunEvent]) -> Html:
+    last = events[-_MAX_ROWS:]
+    rows = [(event.kind, event.when, shown(event.step, "{:,}".format), _described(event)) for event in last]
+    return table(("event", "time, UTC", "step", "details"), rows, caption=_caption_with_count(title, len(events)))
+
+
 def _described(event: RunEvent) -> str:
     # Columns of their own; the recipe has a part.
     known = {"time", "event", "step", "recipe"}
@@ -263,9 +264,7 @@ def checkpoints_section(run: RunRecord) -> Html:
         caption = _caption_with_count("Checkpoints in the folder", len(run.checkpoints))
         contents.append(table(names, rows, caption=caption))
     if failed := run.of_kind(*_FAILED_SAVES):
-        cells = [(event.kind, event.when, shown(event.step, "{:,}".format), _described(event)) for event in failed]
-        caption = _caption_with_count("Saves that failed, and damage", len(failed))
-        contents.append(table(("event", "time, UTC", "step", "details"), cells[-_MAX_ROWS:], caption=caption))
+        contents.append(_events_table("Saves that failed, and damage", failed))
     return joined(contents)
 
 

@@ -64,6 +64,12 @@ def number_of(fields: Mapping[str, Any], name: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
+def parameters_of(events: Sequence[RunEvent]) -> int | None:
+    """Return the parameters of a run's model; None if its steps have not begun."""
+    counts = (event.number("parameters") for event in reversed(events) if event.begins)
+    return next((int(count) for count in counts if count), None)
+
+
 def read_run_events(path: Path) -> list[RunEvent]:
     """Read the events of a run; no file is no events. DataError if a line other than the last is damaged."""
     return run_events(read_events(path) if path.is_file() else [])
@@ -278,19 +284,19 @@ def _summarize(folder: Path) -> RunSummary:
     except HlatError as error:
         # One damaged run must not hide the others.
         events, last, status = [], {}, RunStatus("unreadable", str(error))
-    step, recipe = last.get("step"), _last_valid_recipe(events)
+    recipe = _last_valid_recipe(events)
     return RunSummary(
         path=folder,
         state=status.state,
         reason=status.reason,
-        step=step if isinstance(step, int) else None,
+        step=_whole(last.get("step")),
         total_steps=None if recipe is None else recipe.total_steps,
         loss=number_of(last, "loss"),
         validation_loss=number_of(last, "val_loss"),
         tokens_per_second=number_of(last, "tokens_per_second"),
         updated=_updated(folder),
         tokens=_whole(last.get("tokens")),
-        parameters=next((_whole(event.fields.get("parameters")) for event in reversed(events) if event.begins), None),
+        parameters=parameters_of(events),
     )
 
 

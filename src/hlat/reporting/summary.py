@@ -13,7 +13,7 @@ from hlat.page import Html, duration, format_value, headline, paragraph, table
 from hlat.reporting.planned_and_actual import Machines, measure_progress, median
 from hlat.reporting.report_sections import goodput_seconds
 from hlat.reporting.run_record import RunRecord, read_run, shown
-from hlat.reporting.run_status import forecast_range, last_stage, stage_words
+from hlat.reporting.run_status import forecast_range, last_stage, parameters_of, stage_words
 from hlat.runtime.quantities import short_count, usd_text
 
 
@@ -33,13 +33,13 @@ def run_facts(run: RunRecord, machines: Machines | None) -> list[RunFact]:
     left = f"about {duration(progress.left)} left" if progress.left and run.status.goes_on else ""
     return [
         RunFact("State", run.status.state, run.status.reason if run.status.state != "running" else left),
-        RunFact("Model", _size(run), "parameters"),
+        RunFact("Model", shown(parameters_of(run.events), short_count), "parameters"),
         RunFact("Tokens", shown(last("tokens"), short_count), _steps(run)),
         RunFact("Loss", shown(last("loss"), format_value), "training, last step"),
         RunFact("Validation loss", shown(last("val_loss"), format_value), _bits(run)),
         *_forecast(run),
         RunFact("Time", duration(progress.elapsed), _machine(run)),
-        RunFact("Speed", shown(progress.rate, short_count), f"tok/s{_mfu(run)}"),
+        RunFact("Speed", shown(progress.rate, short_count), "tok/s" + shown(median(run, "mfu"), ", MFU {:.1%}".format)),
         *_goodput(run),
         *_cost(progress.elapsed, machines),
     ]
@@ -48,11 +48,6 @@ def run_facts(run: RunRecord, machines: Machines | None) -> list[RunFact]:
 def _steps(run: RunRecord) -> str:
     steps = f"step {run.step:,}" + shown(run.recipe, lambda recipe: f" of {recipe.total_steps:,}")
     return ", ".join(filter(None, (steps, stage_words(run.settings, last_stage(run.events)))))
-
-
-def _size(run: RunRecord) -> str:
-    counts = (event.number("parameters") for event in reversed(run.events) if event.begins)
-    return next((short_count(count) for count in counts if count), "")
 
 
 def _bits(run: RunRecord) -> str:
@@ -70,10 +65,6 @@ def _machine(run: RunRecord) -> str:
         return ""
     count = int(begun.number("processes") or 1)
     return begun.words("device") if count == 1 else f"{count} × {begun.words('device')}"
-
-
-def _mfu(run: RunRecord) -> str:
-    return shown(median(run, "mfu"), ", MFU {:.1%}".format)
 
 
 def _goodput(run: RunRecord) -> list[RunFact]:
