@@ -167,32 +167,23 @@ def _plain(value: Any, path: str, problems: list[Problem]) -> Any:
 
 
 def _plain_text(text: str, path: str, problems: list[Problem]) -> str:
+    reason, remedy, plain = "", "", text
     if len(text) > _LONGEST_TEXT:
-        problems.append(
-            Problem(path, f"a text of {len(text):,} characters; {_LONGEST_TEXT:,} are the most.", "", text, True)
-        )
-        return text[:_LONGEST_TEXT]
-    if "\0" in text:
-        problems.append(Problem(path, "no path or name holds a zero character.", "", text, True))
-        return text.replace("\0", "?")
-    if any("\ud800" <= char <= "\udfff" for char in text):
-        remedy = "Write it in UTF-8; rename a file whose name is not."
-        problems.append(
-            Problem(path, "invalid Unicode: an unpaired surrogate, or an undecodable byte.", remedy, text, True)
-        )
-        return text.encode(errors="replace").decode()
-    if (secret := find_secret(text)) is not None:
+        reason, plain = f"a text of {len(text):,} characters; {_LONGEST_TEXT:,} are the most.", text[:_LONGEST_TEXT]
+    elif "\0" in text:
+        reason, plain = "no path or name holds a zero character.", text.replace("\0", "?")
+    elif any("\ud800" <= char <= "\udfff" for char in text):
+        reason = "invalid Unicode: an unpaired surrogate, or an undecodable byte."
+        remedy, plain = "Write it in UTF-8; rename a file whose name is not.", text.encode(errors="replace").decode()
+    elif (secret := find_secret(text)) is not None:
         reason = f"the URL holds {secret}, and recipes are copied into checkpoints and logs."
-        problems.append(Problem(path, reason, NO_SECRETS, text, True))
-        return redact_value(text)
-    return _fill_home(text, path, problems) if text.startswith("~") and path.startswith(_PATHS_WITH_HOME) else text
-
-
-def _fill_home(text: str, path: str, problems: list[Problem]) -> str:
-    # A shell leaves ~ in within a.b=~/c, and a file has no shell.
-    filled = os.path.expanduser(text)  # noqa: PTH111 - pathlib raises if there is no such user
-    if filled == text:
-        remedy = "Write the path out; a file of that name is named with its folder."
-        problems.append(Problem(path, "no user of this name has a home on this machine.", remedy, text, True))
-        return text.replace("~", "_", 1)
-    return filled
+        remedy, plain = NO_SECRETS, redact_value(text)
+    elif text.startswith("~") and path.startswith(_PATHS_WITH_HOME):
+        # A shell leaves ~ in within a.b=~/c, and a file has no shell.
+        plain = os.path.expanduser(text)  # noqa: PTH111 - pathlib raises if there is no such user
+        if plain == text:
+            reason, plain = "no user of this name has a home on this machine.", text.replace("~", "_", 1)
+            remedy = "Write the path out; a file of that name is named with its folder."
+    if reason:
+        problems.append(Problem(path, reason, remedy, text, True))
+    return plain

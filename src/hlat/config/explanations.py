@@ -417,9 +417,7 @@ def dotted_path(location: tuple[int | str, ...]) -> str:
 
 
 def _is_tag(before: tuple[int | str, ...], part: int | str) -> bool:
-    section = _section_at(before[:-1])
-    field = section.model_fields.get(str(before[-1])) if section is not None else None
-    union = _section_classes(field.annotation) if field is not None else []
+    union = _sections_at(before)
     return len(union) > 1 and any(part in _tags(c) for c in union)
 
 
