@@ -163,11 +163,9 @@ def rendezvous_ranks(here: RankInfo, folder: Path | None) -> tuple[SignedStore, 
     server = _connect(address, port, here.rank)
     _joins[address, port] += 1
     answers, number = None, "0"
-    if _store_outlives_attempts() and here.rank == 0:
-        answers = RoundAnswers(server)
-        number = answers.round
-    elif _store_outlives_attempts():
-        number = _ask_for_round(server, here)
+    if _store_outlives_attempts():
+        answers = RoundAnswers(server) if here.rank == 0 else None
+        number = _ask_for_round(server, here) if answers is None else answers.round
     file = None if folder is None else folder / f".secret-{port}-{number}"
     meeting = Rendezvous(f"hlat/{number}/{_joins[address, port]}", run_signer(file))
     store, key = _arrive(server, meeting, here, answers)
