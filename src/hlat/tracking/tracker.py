@@ -51,7 +51,7 @@ class Eta:
         batches: BatchSchedule = EQUAL_STEPS,
         breaks: Breaks | None = None,
     ) -> None:
-        self._total, self._batches, self._clock = total_steps, batches, clock
+        self.total_steps, self._batches, self._clock = total_steps, batches, clock
         self._to_come = breaks or {}
         self._phase, self._since = "", clock()
         self._paused = 0.0  # seconds of all breaks so far
@@ -91,12 +91,12 @@ class Eta:
             self.lasted |= self._open
             self._open.clear()
         (first_step, first_time), (_, now) = self._marks[0], self._marks[-1]
-        if step >= self._total:
+        if step >= self.total_steps:
             return 0.0
         if step <= first_step:
             return None
         # A step is assumed to take time in proportion to its samples.
-        first, last, end = map(self._batches.first_of, (first_step, step, self._total))
+        first, last, end = map(self._batches.first_of, (first_step, step, self.total_steps))
         breaks = sum(count(step) * self.lasted.get(kind, 0.0) for kind, count in self._to_come.items())
         return (end - last) * (now - first_time) / (last - first) + breaks
 
@@ -170,12 +170,9 @@ class Tracker:
         events: EventLog,
         outputs: Sequence[MetricsOutput],
         console: Console,
-        *,
-        total_steps: int,
         eta: Eta,
     ) -> None:
         self._metrics, self._events, self._outputs, self._console = metrics, events, list(outputs), console
-        self._total_steps = total_steps
         self._eta = eta
         self._lost = 0  # lines of output that are known to be lost
         self._break = ""  # the break that is shown
@@ -188,13 +185,13 @@ class Tracker:
         self._report_moved_files()
         self._feed(lambda output: output.log(metrics))
         eta = self._eta.mark(metrics["step"])
-        self._show(lambda console: console.log(metrics, self._total_steps, eta))
+        self._show(lambda console: console.log(metrics, self._eta.total_steps, eta))
 
     def step_done(self, step: int, loss: float, tokens: int) -> None:
         """Show that a step of so many tokens is done, logged or not, and the time left."""
         eta = self._eta.mark(step)
         shown = {"step": step, "loss": loss, "tokens_per_second": self._eta.speed(tokens)}
-        self._show(lambda console: console.step(shown, self._total_steps, eta))
+        self._show(lambda console: console.step(shown, self._eta.total_steps, eta))
 
     def progress(self, work: str, done: int, total: int) -> None:
         """Show how far work between steps is, such as a validation."""
@@ -349,7 +346,7 @@ def open_tracker(
         # Nothing is left that can fail: from here on the tracker closes what was opened.
         opened.pop_all()
     eta = Eta(total_steps, clock, batches, breaks)
-    tracker = Tracker(metrics, events, outputs, console, total_steps=total_steps, eta=eta)
+    tracker = Tracker(metrics, events, outputs, console, eta)
     if metrics.unreadable:
         tracker.message(f"{run_dir / 'metrics.jsonl'}: dropped {plural(metrics.unreadable, 'damaged line')}")
     if tensorboard_error:
