@@ -269,7 +269,8 @@ def _read_with_includes(
         raise RecipeError([Problem(str(path), f"is not valid YAML: {error}.", remedy)]) from error
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: symbolic links that form a cycle
         by = f"It is included by {including[-1]}; a relative name starts at that file's folder." if including else ""
-        raise RecipeError([Problem(str(path), f"cannot be read: {_error_reason(error)}.", by)]) from error
+        reason = getattr(error, "strerror", None) or error
+        raise RecipeError([Problem(str(path), f"cannot be read: {reason}.", by)]) from error
     if content is None:
         content = {}
     if not isinstance(content, dict):
@@ -364,7 +365,3 @@ def _put_below(node: Any, keys: list[str], value: Any) -> Any:
         mapping = node or {}
         return {**mapping, head: _put_below(mapping.get(head), rest, value)}
     raise _NoSuchField(f"{short(node)} is a value, it has no field {short(head)}")
-
-
-def _error_reason(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
