@@ -30,13 +30,14 @@ def run_facts(run: RunRecord, machines: Machines | None) -> list[RunFact]:
     if not run.metrics:
         return [RunFact("State", run.status.state, run.status.reason)]
     progress, last = measure_progress(run), run.last
+    bits = shown(last("val_bits_per_byte"), lambda found: f"{format_value(found)} bits per byte")
     left = f"about {duration(progress.left)} left" if progress.left and run.status.goes_on else ""
     return [
         RunFact("State", run.status.state, run.status.reason if run.status.state != "running" else left),
         RunFact("Model", shown(parameters_of(run.events), short_count), "parameters"),
         RunFact("Tokens", shown(last("tokens"), short_count), _steps(run)),
         RunFact("Loss", shown(last("loss"), format_value), "training, last step"),
-        RunFact("Validation loss", shown(last("val_loss"), format_value), _bits(run)),
+        RunFact("Validation loss", shown(last("val_loss"), format_value), bits),
         *_forecast(run),
         RunFact("Time", duration(progress.elapsed), _machine(run)),
         RunFact("Speed", shown(progress.rate, short_count), "tok/s" + shown(median(run, "mfu"), ", MFU {:.1%}".format)),
@@ -48,10 +49,6 @@ def run_facts(run: RunRecord, machines: Machines | None) -> list[RunFact]:
 def _steps(run: RunRecord) -> str:
     steps = f"step {run.step:,}" + shown(run.recipe, lambda recipe: f" of {recipe.total_steps:,}")
     return ", ".join(filter(None, (steps, stage_words(run.settings, last_stage(run.events)))))
-
-
-def _bits(run: RunRecord) -> str:
-    return shown(run.last("val_bits_per_byte"), lambda bits: f"{format_value(bits)} bits per byte")
 
 
 def _forecast(run: RunRecord) -> list[RunFact]:
