@@ -208,7 +208,8 @@ def test_tokens_of_a_trained_tokenizer_are_estimated_by_its_vocabulary(size, tmp
     data = {"tokenizer": {"vocab_size": size}, "validation": {"fraction": 0.0}, "sequence_length": 40}
     sections = content(tmp_path / "text.txt", tmp_path / "run", data=data)
     sections["model"] |= {"vocab_size": size}
-    assert check(sections).inputs.training_tokens == pytest.approx(len(train_bpe([text], size).encode(text)), rel=0.35)
+    found = check_inputs(parse_recipe(sections, world=1).data, tmp_path / "none", None, {}, stores=False)
+    assert found.training_tokens == pytest.approx(len(train_bpe([text], size).encode(text)), rel=0.35)
 
 
 @pytest.mark.parametrize("trained", ["char", None])

@@ -80,7 +80,8 @@ def _train_tokenizer(material: Material, folder: Path) -> str:
 def _compare_shards(material: Material, folder: Path) -> str:
     content = ShardContent(material.prepared.dir, material.prepared.manifest, [folder])
     content.compare_all(["train"])
-    content.wait()
+    assert content._process is not None
+    content._process.wait()
     return content.look_at_process()
 
 

@@ -1,6 +1,7 @@
 """Work of ranks on the test device, for tests of its rules and of what hlat does about them."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -132,7 +133,7 @@ def regular(kind: str) -> Any:
 
 def try_groups(broken: str) -> None:
     """Let hlat try a pipeline's group of which one operation does nothing, or fails."""
-    from hlat.parallel.process_groups import ProcessGroups  # noqa: PLC0415
+    from hlat.parallel.process_groups import SINGLE_PROCESS  # noqa: PLC0415
     from hlat.parallel.process_groups import try_groups as trial  # noqa: PLC0415
     from tests.support.neuron.process_group import NeuronGroup, SendingGroup  # noqa: PLC0415
 
@@ -162,4 +163,4 @@ def try_groups(broken: str) -> None:
             )
         )
     pipeline = dist.group.WORLD
-    trial(ProcessGroups(None, pipeline, None, None, None, None, None, None, None), device)
+    trial(replace(SINGLE_PROCESS, pipeline=pipeline), device)

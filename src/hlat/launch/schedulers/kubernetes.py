@@ -135,6 +135,7 @@ def pod(run: PreparedRun, options: KubernetesOptions, files: str) -> dict[str, A
 _LOCKING_MEMORY = {"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
 """Permission to register memory with InfiniBand beyond the limit of the container; it has no effect but for root."""
 
+_CORES = "cpu"  # what Kubernetes calls them
 _LEAST_MEMORY = 4  # GiB of a process: its libraries and the context of its device
 
 
@@ -144,7 +145,7 @@ def _resources(limits: dict[str, Any], nproc: int) -> dict[str, Any]:
     A pod that asks for neither is the first that a node evicts. More than a node has would never be scheduled, and how
     much it has is not known here.
     """
-    least = {"cpu": nproc, "memory": f"{_LEAST_MEMORY * nproc}Gi"}
+    least = {_CORES: nproc, "memory": f"{_LEAST_MEMORY * nproc}Gi"}
     requests = {name: amount for name, amount in least.items() if name not in limits}  # a limit is a request too
     return {**({"requests": requests} if requests else {}), **({"limits": limits} if limits else {})}
 

@@ -138,8 +138,7 @@ class Supervisor:
         self._watchdog = Watchdog(run.recovery.hang_seconds)
         self._goodput = Goodput(time.monotonic())
         self._events = RunEvents(run.run_dir / "events.jsonl", self._folder_is_ours, run.voice.show_event)
-        seconds = run.recovery.deadline_seconds
-        self._deadline = None if seconds is None else machine_clock() + seconds
+        self._deadline = _deadline(run.recovery)
         self._count = 0
         self._trained = False
         self._durable_step = 0  # newest step that is known to be durable
@@ -351,6 +350,10 @@ def _failure_kind(attempt: _Attempt, cause: ProcessExit) -> AttemptFailureKind:
     if report.is_bug or (report.retryable and report.error == DeviceMemoryError.__name__):
         return "exception"
     return "passing" if report.retryable else "user"
+
+
+def _deadline(recovery: RecoveryConfig) -> float | None:
+    return None if recovery.deadline_seconds is None else machine_clock() + recovery.deadline_seconds
 
 
 def _goodput_line(seconds: dict[str, float]) -> str:
