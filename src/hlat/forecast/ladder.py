@@ -204,8 +204,8 @@ class Ladder:
         own, least = tokens / sizes[kind], min(run.tokens / run.sizes[kind] for run in self.runs)
         if own * FEW_TOKENS < least:
             yield (
-                f"the run has {own:.2g} tokens per parameter, and runs of the ladder at least {least:.2g}; ten such "
-                "runs were forecast, 0.8 to 14 % off, and five ended outside of the range"
+                f"the run has {own:.2g} tokens per parameter, and runs of the ladder at least {least:.2g}; eleven "
+                "such runs were forecast, 0.8 to 14 % off, and five ended outside of the range"
             )
 
 
