@@ -47,7 +47,8 @@ def _design_problems(runs: Sequence[Observation]) -> Iterator[str]:
     if broken:
         yield f"{len(broken)} of its runs have a size, tokens or loss that is no positive number; leave them out."
     if (count := count_different(runs)) < LEAST_RUNS:
-        yield f"it has {count} finished runs, and needs {LEAST_RUNS}; train {LEAST_RUNS - count} more."
+        kinds = "finished runs that differ by more than their seed" if count < len(runs) else "finished runs"
+        yield f"it has {count} {kinds}, and needs {LEAST_RUNS}; train {LEAST_RUNS - count} more."
     axes = (("sizes", [run.size for run in runs], LEAST_SIZES), ("counts of tokens", [run.tokens for run in runs],
             LEAST_TOKEN_COUNTS))  # fmt: skip
     for name, values, least in axes:

@@ -9,7 +9,7 @@
 adds what is known of such laws beforehand (``_EXPECTED``), and fits again and again, to other noise and around other
 expectations, all at once: the laws found are spread as the runs leave them open (randomized maximum likelihood).
 
-Runs of one size and length differ by their seeds alone: where a ladder has some, their spread is the least noise.
+Where a ladder repeats a run with other seeds, their spread is the least noise of any run.
 Noise and what is expected do not tell how wrong the law itself is. The ladder does: its largest runs are forecast from
 the others, and the range gets wider or narrower by how far these forecasts are off. ``benchmarks/loss_laws.py`` has
 the share of published larger runs that such ranges hold.
@@ -119,7 +119,7 @@ Published alpha and beta: 0.34, 0.28 (Hoffmann et al. 2022); 0.35, 0.37 (Besirog
 """
 _SPREAD = np.array([0.25, 1.0, 1.0, 0.08, 0.08])  # standard deviations; of the exponents, twice that of those above
 _NOISE, _NOISE_RUNS = 0.003, 2.0  # of log(loss), that seeds make, and how many residuals this expectation is worth
-_RATIO = 1.0  # of what runs of a trunk share of the noise to what they do not, at least
+_RATIO = 1.0  # least ratio of the noise that runs of a trunk share to the noise that each has alone
 _DRIFT = 0.12  # error of the law itself, as a share of the fall of log(loss) below the least one of the runs
 _LEFT_OUT = 1 / 3  # of the runs: the largest ones, forecast from the others
 _WIDTH_RUNS = 4.0  # left-out runs that a width of 1 is worth, and the most that count, since their errors are alike
@@ -136,7 +136,7 @@ class _Problem:
     outlier: float  # multiples of the noise
     expected: Array  # (problems, 5)
     certainty: Array  # (5,): 1 / variance, 0 where nothing is expected
-    unmixing: Array | None = None  # (runs, runs): leaves residuals nothing in common; None if they have nothing
+    unmixing: Array | None = None  # (runs, runs): makes residuals independent of each other; None takes them as such
 
     def residuals(self, laws: Array, logs: Array) -> tuple[Array, Array]:
         """Return residuals in multiples of the noise, and their slopes by the constants."""

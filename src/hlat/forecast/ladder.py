@@ -194,7 +194,7 @@ class Ladder:
         return tuple((one, LossRange(*row)) for one, row in zip(fractions, falling.tolist(), strict=True))
 
     def _warnings(self, sizes: Mapping[SizeKind, float], tokens: float) -> Iterator[str]:
-        kind = self.kind
+        kind = next(iter(self._fits))  # FLOPs, where they were counted
         beyond = sizes[kind] * tokens / max(run.sizes[kind] * run.tokens for run in self.runs)
         if beyond > FAR:
             yield (

@@ -207,6 +207,6 @@ def ladder_of(plan: LadderPlan, results: Sequence[RungResult]) -> Ladder | None:
             sizes = sizes_of(plan.recipe_of(run))
             curve = tuple((step / run.steps, loss) for step, loss in result.curve)
             # Runs of a size and a seed share samples and first weights, and so noise, whether they are forks or not.
-            trunk = run.size if run.seed is None else run.name
+            trunk = next(one.name for one in plan.runs if (one.size, one.seed) == (run.size, run.seed))
             runs.append(LadderRun(run.name, sizes, run.tokens, result.loss, curve, trunk, result.scores))
     return Ladder(tuple(runs), plan.conditions) if runs else None

@@ -70,8 +70,8 @@ class PlannedRun:
     parent: str | None = None  # run of the same size from whose checkpoint it goes on
     first: int = 0  # step of that checkpoint
     seconds: float | None = None  # expected, of what it does itself
-    seed: int | None = None  # None: the recipe's
     outside: float = 0.0  # of these, before and after what its record shows: Python, imports, text, the model
+    seed: int | None = None  # None: the recipe's
 
     @property
     def size(self) -> str:

@@ -40,7 +40,7 @@ class LadderPlan:
         return self.folder / run.name
 
     def trunk_of(self, run: PlannedRun) -> PlannedRun:
-        """Return the run from whose folder the forks begin that led to a run; itself if there are none."""
+        """Return the first run of a chain of forks; the run itself if it is no fork."""
         while run.parent is not None:
             run = next(one for one in self.runs if one.name == run.parent)
         return run

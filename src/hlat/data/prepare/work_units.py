@@ -161,8 +161,8 @@ def write_tokenized_unit(unit: WorkUnit, tokenizer: Tokenizer, folder: Path, dty
         tokens = tokenize_contents(pieces, tokenizer)
         sha256 = ""
         if tokens:
-            ids_and_ends = [piece for ids in tokens for piece in (ids, np.array(ends, dtype=np.uint32))]
-            content = np.concatenate(ids_and_ends).astype(np.dtype(dtype).newbyteorder("<")).data
+            end, little = np.array(ends, dtype=np.uint32), np.dtype(dtype).newbyteorder("<")
+            content = np.concatenate([piece for ids in tokens for piece in (ids, end)]).astype(little).data
             sha256 = hashlib.sha256(content).hexdigest()
             write_atomic(tokens_file(folder, unit.span.number, split), content)
         splits[split] = {
